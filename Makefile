@@ -1,0 +1,46 @@
+# The two commands most people need: `make train` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+OUT    ?= runs/studio
+
+.PHONY: help install install-dev train test test-all check studio clean
+help:
+	@echo "make train     install, then train the studio model on its five rewards (CPU, minutes)"
+	@echo "make test      install, then run the tests (under 10 minutes on 2 cores)"
+	@echo "make test-all  the same and the long tests"
+	@echo "make check     lint, format and type checks"
+	@echo "make studio    rebuild the studio's model and reward weights from nothing (GPU advised)"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and pinned, so that no other package pulls in a different build of it.
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[rewards,report]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[rewards,report,serve,studio,torchjd,dev]"
+	@touch $@
+
+install: $(VENV)/.train
+install-dev: $(VENV)/.dev
+
+train: install
+	$(BIN)/python examples/minimal_marble.py
+
+test: install-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install-dev
+	$(BIN)/python -m pytest
+
+check: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,3 @@
+"""Fine-tune diffusion models on many rewards at once."""
+
+__version__ = "0.1.0"
