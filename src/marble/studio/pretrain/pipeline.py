@@ -29,17 +29,18 @@ def save_pipeline(
         tokenizer_3=tokenizer,
     )
     pipeline.to("cpu", torch.float16).save_pretrained(folder)
-    _name_public_tokenizer_class(folder)
+    _make_portable(folder)
 
 
-def _name_public_tokenizer_class(folder: Path) -> None:
-    """transformers 5 writes the name of an internal class that transformers 4 does not have."""
+def _make_portable(folder: Path) -> None:
+    """Tokenizers under the class name that every transformers has, and text encoders that open in
+    fp32 like the rest (transformers would otherwise follow the stored fp16, which a CPU cannot run)."""
     public = "PreTrainedTokenizerFast"
-    index = folder / "model_index.json"
-    data = json.loads(index.read_text())
-    for part in ("tokenizer", "tokenizer_2", "tokenizer_3"):
-        data[part] = ["transformers", public]
-        config = folder / part / "tokenizer_config.json"
-        fields = json.loads(config.read_text()) | {"tokenizer_class": public}
-        config.write_text(json.dumps(fields, indent=2) + "\n")
-    index.write_text(json.dumps(data, indent=2) + "\n")
+    for part in ("", "_2", "_3"):
+        _update(folder / f"tokenizer{part}/tokenizer_config.json", {"tokenizer_class": public})
+        _update(folder / f"text_encoder{part}/config.json", {"dtype": "float32"})
+        _update(folder / "model_index.json", {f"tokenizer{part}": ["transformers", public]})
+
+
+def _update(path: Path, fields: dict) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields, indent=2) + "\n")
