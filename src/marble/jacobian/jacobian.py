@@ -1,0 +1,271 @@
+"""All K per-reward gradients of one optimiser step, from two backward passes a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+
+from marble.errors import MarbleError
+from marble.jacobian import store
+from marble.jacobian.ema import GradientEma
+from marble.jacobian.layers import Span, accumulator_dtype, add_to_grad, find_spans
+from marble.jacobian.passes import Faults, Pass, plan
+from marble.jacobian.recorder import Recorder
+from marble.jacobian.store import Rows
+
+
+class Jacobian:
+    """Accumulates K gradients ``g_k = Σ_i weight_ki · ∇(r_ki L⁺_i + (1 − r_ki) L⁻_i)``.
+
+    The loss is affine in r, so sample i enters every g_k through the same two directions: with
+    ``u = (P − N)/2`` and ``w = (P + N)/2`` its cotangent is ``(2r − 1)u + w``. One backward pass
+    for u and one for w give per-sample LoRA gradients, contracted layer by layer with the K×B
+    coefficients ``(2r − 1)·weight`` and ``weight``. The time does not depend on K; the memory
+    is K accumulators of LoRA size.
+
+    ``target="full"`` accumulates g_k itself. ``target="reward"`` accumulates only the part
+    driven by advantages, ``h_k = Σ_i weight_ki (2r_ki − 1) ∇u_i``, and puts the common pull to
+    v_old, ``W = Σ_i shared_i ∇w_i``, into the *outside* row, beside what `extra` adds there.
+
+    ``slots`` > 1 keeps independent parts of the step apart (see `backward`): the step's gradient
+    is their sum, `gram` also gives inner products across them.
+
+        jac = Jacobian(model, k=3)
+        for batch in micro_batches:
+            with jac.recording():
+                v = model(...)
+            jac.backward(v, *nft.cotangents(v, ...), r_KB, weight_KB)
+        jac.reduce()
+        jac.write_grad(coefficients(jac.gram()))
+        jac.zero()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        k: int,
+        *,
+        names: Sequence[str] | None = None,
+        target: Literal["full", "reward"] = "full",
+        slots: int = 1,
+    ) -> None:
+        if k < 1 or slots < 1:
+            raise MarbleError(f"Jacobian needs k ≥ 1 and slots ≥ 1, got k={k}, slots={slots}.")
+        if target not in ("full", "reward"):
+            raise MarbleError(f"Jacobian: unknown target {target!r}; use 'full' or 'reward'.")
+        if names is not None and len(names) != k:
+            raise MarbleError(f"Jacobian: {len(names)} names for {k} rewards.")
+        self.model = model
+        self.k = k
+        self.names = list(names) if names is not None else [f"number {i}" for i in range(k)]
+        self.target = target
+        self.slots = slots
+        self.spans: list[Span] = find_spans(model)
+        self.total = self.spans[-1].stop
+        self.dtype = accumulator_dtype(self.spans)
+        self.device = self.spans[0].parameter.device
+        self.rows = Rows(slots, k, self.total, self.dtype, self.device)
+        self.outside: Rows | None = None
+        self.ema: GradientEma | None = None
+        self._recorder = Recorder(self.spans, self.dtype, self._contract)
+        self._faults = Faults(self.names)
+        self._pass: Pass | None = None
+
+    # -- one micro-batch ------------------------------------------------------------------
+
+    @contextmanager
+    def recording(self, batch: int | None = None) -> Iterator[None]:
+        """Forwards inside can be given to `backward`; outside, the model is as it always was.
+
+        ``batch`` (the number of samples of the forward) is needed only where the model is
+        compiled. Every covered layer must see inputs of shape [batch, …, features]. A DDP model
+        does not synchronise inside: `reduce` does it once for all K gradients.
+        """
+        with ExitStack() as stack:
+            no_sync = getattr(self.model, "no_sync", None)
+            if callable(no_sync):
+                stack.enter_context(no_sync())
+            # Two backward passes over one compiled graph: it must not recycle saved tensors.
+            stack.enter_context(functorch_config.patch(donated_buffer=False))
+            stack.enter_context(self._recorder.layers(batch))
+            yield
+
+    def backward(
+        self,
+        v: Tensor,
+        P: Tensor,
+        N: Tensor,
+        r_KB: Tensor,
+        weight_KB: Tensor,
+        *,
+        shared_B: Tensor | None = None,
+        extra: Tensor | None = None,
+        slot: int = 0,
+    ) -> None:
+        """Adds a micro-batch: two backward passes over the graph of ``v``, which they free.
+
+        ``P`` and ``N`` are ∂L⁺/∂v and ∂L⁻/∂v, shaped like ``v``. ``r_KB`` may be NaN where
+        ``weight_KB`` is 0. ``weight_KB = m_ki/n_k`` with the counts of the whole optimiser step,
+        all ranks, so that micro-batches and ranks simply add up.
+
+        ``shared_B`` (only for ``target="reward"``, there required): the samples' weights in W,
+        usually 1/N for N samples in the step.
+
+        ``extra``: a further cotangent, ∂(loss outside the balance)/∂v, for example of the KL.
+        It goes to the outside row, which `write_grad` adds unweighted. For ``target="reward"``
+        it rides along with W and costs nothing; for ``"full"`` it costs a third backward pass.
+
+        ``slot``: which independent part of the step this micro-batch belongs to.
+        """
+        self._check_slot(slot, self.slots)
+        passes = plan(self.target, self.rows, self._outside, slot, v, P, N, r_KB, weight_KB,
+                      shared_B, extra)  # fmt: skip
+        self._faults.watch(passes)
+        # Checkpointed blocks run their forward again in here, so layers are recorded here too.
+        with self._recorder.layers(v.shape[0]):
+            try:
+                for number, step in enumerate(passes, 1):
+                    self._pass = step
+                    torch.autograd.backward(
+                        v,
+                        step.cotangent,
+                        retain_graph=number < len(passes),
+                        inputs=self._recorder.probes(v),
+                    )
+            finally:
+                self._pass = None
+
+    # -- the step -------------------------------------------------------------------------
+
+    def reduce(self, group: dist.ProcessGroup | None = None) -> None:
+        """Sums the accumulators over ranks, once a step; without a process group, nothing."""
+        self._faults.check()
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        self.rows.all_reduce(group)
+        # Ranks must agree on whether there is an outside row before they reduce it.
+        has = torch.tensor([int(self.outside is not None)], device=self.device)
+        dist.all_reduce(has, op=dist.ReduceOp.MAX, group=group)
+        if int(has):
+            self._outside().all_reduce(group)
+
+    def gram(
+        self,
+        metric: Mapping[nn.Parameter, Tensor] | None = None,
+        *,
+        slots: tuple[int, int] | None = None,
+        ema: bool = False,
+    ) -> Tensor:
+        """The K×K inner products of the gradients, fp64, on the CPU.
+
+        ``metric``: a diagonal per parameter, e.g. `adam_metric`. ``slots=(a, b)``: of slot a's
+        gradients (rows) with slot b's (columns). ``ema``: of the averages kept by `smooth`.
+        """
+        self._faults.check()
+        rows = self._averages().rows if ema else self.rows
+        if slots is not None:
+            for slot in slots:
+                self._check_slot(slot, rows.data.shape[0])
+        a, b = slots if slots is not None else (None, None)
+        flat = None if metric is None else self.flatten(metric)
+        gram = store.gram(rows, rows, a, b, flat)
+        bad = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise MarbleError(
+                f"The gradient of reward {', '.join(self.names[k] for k in bad)} is not finite; "
+                "skip this step (jac.zero()) and look at the loss scale or learning rate."
+            )
+        return gram
+
+    def dot(
+        self, vector: Mapping[nn.Parameter, Tensor] | Tensor, *, slot: int | None = None
+    ) -> Tensor:
+        """``⟨g_k, vector⟩`` for every k, fp64: e.g. with Δθ, to measure the step as applied."""
+        if slot is not None:
+            self._check_slot(slot, self.slots)
+        flat = vector if isinstance(vector, Tensor) else self.flatten(vector)
+        return store.dot(self.rows, slot, flat.to(self.device))
+
+    def combine(self, c_K: Tensor, *, ema: bool = False) -> Tensor:
+        """``Σ_k c_k g_k`` plus the outside row, flat [total]; `spans` says what lies where."""
+        c = torch.as_tensor(c_K).to(self.device, self.dtype)
+        if c.shape != (self.k,) or not bool(c.isfinite().all()):
+            raise MarbleError(f"combine: give {self.k} finite coefficients, got {c.tolist()}.")
+        rows = self._averages().rows if ema else self.rows
+        out = torch.zeros(self.total, dtype=self.dtype, device=self.device)
+        for slot in rows.data:
+            out.addmv_(slot.T, c)
+        if self.outside is not None:
+            out.add_(self.outside.data[0, 0])
+        return out
+
+    def write_grad(self, c_K: Tensor, *, ema: bool = False) -> None:
+        """Adds ``Σ_k c_k g_k`` and the outside row to every parameter's ``.grad``."""
+        flat = self.combine(c_K, ema=ema)
+        for span in self.spans:
+            add_to_grad(span.parameter, flat[span.start : span.stop])
+
+    def zero(self) -> None:
+        """Empties the accumulators for the next step; the gradient averages stay."""
+        self.rows.zero()
+        if self.outside is not None:
+            self.outside.zero()
+        self._faults.clear()
+
+    def smooth(self, rho: float, active_K: Tensor | None = None) -> None:
+        """Moves the gradient averages towards this step's gradients (call after `reduce`)."""
+        if self.ema is None:
+            self.ema = GradientEma(self.k, self.total, self.dtype, self.device)
+        self.ema.update(self.rows, rho, active_K)
+
+    def flatten(self, values: Mapping[nn.Parameter, Tensor]) -> Tensor:
+        """One value per parameter to one flat [total] vector, in the order of the rows."""
+        parts = []
+        for span in self.spans:
+            value = values.get(span.parameter)
+            if value is None or value.shape != span.shape:
+                found = "nothing" if value is None else f"shape {tuple(value.shape)}"
+                raise MarbleError(
+                    f"Expected a tensor of shape {tuple(span.shape)} for {span.name}, got {found}."
+                )
+            full = value.full_tensor() if hasattr(value, "full_tensor") else value
+            parts.append(full.detach().reshape(-1).to(self.device, self.dtype))
+        return torch.cat(parts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a step: the gradient averages, if any."""
+        return {"ema": None if self.ema is None else self.ema.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["ema"] is None:
+            self.ema = None
+            return
+        self.ema = GradientEma(self.k, self.total, self.dtype, self.device)
+        self.ema.load_state_dict(state["ema"], self.names)
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _contract(self, index: int, grad_B: Tensor) -> None:
+        assert self._pass is not None, "a probe received a gradient outside Jacobian.backward"
+        span = self.spans[index]
+        self._pass.rows.add(self._pass.slot, self._pass.coef, grad_B, span.start, span.stop)
+
+    def _outside(self) -> Rows:
+        if self.outside is None:
+            self.outside = Rows(1, 1, self.total, self.dtype, self.device)
+        return self.outside
+
+    def _averages(self) -> GradientEma:
+        if self.ema is None:
+            raise MarbleError("There are no gradient averages yet; call smooth(ρ) first.")
+        return self.ema
+
+    def _check_slot(self, slot: int, slots: int) -> None:
+        if not 0 <= slot < slots:
+            raise MarbleError(f"There is no slot {slot}; there are {slots}.")
