@@ -1,0 +1,41 @@
+"""From the Gram matrix of K reward gradients to the K coefficients of a step. Numpy fp64 only.
+
+>>> import numpy as np
+>>> from marble.harmonise import Harmoniser
+>>> balance = Harmoniser("marble", names=("ocr", "aesthetic"), n=10, rho=0.7)
+>>> gram = np.array([[4.0, -1.0], [-1.0, 1.0]])  # g_i · g_j
+>>> solution = balance.solve(gram)
+>>> solution.coefficients_K.round(3)  # c: update with Σ c_k g_k
+array([0.375, 0.75 ])
+>>> round(solution.harmony["min"], 3)  # the worst cosine with a reward
+0.5
+"""
+
+from ._harmony import (
+    direction_cosines,
+    harmony,
+    heldout_cosines,
+    heldout_harmony,
+)
+from ._min_norm import MinNorm, min_norm_point
+from ._registry import RULES, get_rule
+from ._rule import Rule, Weights
+from ._schedule import Schedule
+from ._solution import Solution
+from .harmoniser import Harmoniser
+
+__all__ = [
+    "RULES",
+    "Harmoniser",
+    "MinNorm",
+    "Rule",
+    "Schedule",
+    "Solution",
+    "Weights",
+    "direction_cosines",
+    "get_rule",
+    "harmony",
+    "heldout_cosines",
+    "heldout_harmony",
+    "min_norm_point",
+]

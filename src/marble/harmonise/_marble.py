@@ -1,0 +1,21 @@
+"""MARBLE: normalise, solve, rescale (https://arxiv.org/abs/2605.06507)."""
+
+from __future__ import annotations
+
+from ._mgda import MGDA
+
+
+class Marble(MGDA):
+    """The min-norm point of unit gradients, with the mean norm as its length.
+
+        ĝ_k = g_k/‖g_k‖,  α* = argmin_{α ∈ simplex} ‖Σ α_k ĝ_k‖²,  d = n̄ Σ α_k ĝ_k
+
+    d has the same cosine with every reward that has weight, and a larger one with the others:
+    the largest worst cosine any direction can have. With a preference π the cosines are in
+    proportion to it.
+    """
+
+    name = "marble"
+
+    def __init__(self) -> None:
+        super().__init__(normalise=True)
