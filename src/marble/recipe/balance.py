@@ -1,0 +1,163 @@
+"""The sections of a recipe that say which rewards count, and how they are balanced."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from marble.recipe.base import (
+    Count,
+    Decay,
+    Fraction,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Section,
+)
+
+GramMethod = Literal[
+    "marble", "mgda", "upgrad", "dualproj", "cagrad", "pcgrad", "nash", "imtl_g", "aligned"
+]
+PlainMethod = Literal[
+    "weighted_sum", "gdpo", "uniform", "fixed", "dropout", "sequential", "single", "progress"
+]
+Method = Literal[GramMethod, PlainMethod]
+GRAM_METHODS: tuple[str, ...] = get_args(GramMethod)
+METHODS: tuple[str, ...] = get_args(Method)
+
+
+class Reward(Section):
+    name: Name = Field(description="Name in logs, tables and overrides; unique in the recipe.")
+    reward: str = Field(
+        default="", description="Registry name or `package.module:callable`; default: the name."
+    )
+    sources: list[Name] | None = Field(
+        default=None,
+        description="Prompt sources it applies to; null: those the reward itself accepts.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the reward."
+    )
+    weight: NonNegative = Field(
+        default=1.0,
+        description="Weight under weighted_sum, gdpo and fixed; others choose their own.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_like_its_reward(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "name" in value and not value.get("reward"):
+            return {**value, "reward": value["name"]}
+        return value
+
+
+class Rewards(Section):
+    train: list[Reward] = Field(
+        default_factory=list, description="Rewards to train on; a plain name is shorthand."
+    )
+    heldout: list[Reward] = Field(
+        default_factory=list, description="Scores that are only measured, never trained on."
+    )
+    on_error: Literal["stop", "skip_sample"] = Field(
+        default="stop", description="A failed score stops the run, or counts as not applicable."
+    )
+    deadline_s: Positive = Field(
+        default=600.0, description="Seconds a reward may take for a batch."
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """Training rewards in order: the K axis."""
+        return [reward.name for reward in self.train]
+
+    @property
+    def weights(self) -> list[float]:
+        """Their weights, in the same order."""
+        return [reward.weight for reward in self.train]
+
+
+class Stage(Section):
+    steps: PositiveInt | None = Field(
+        default=None, description="Optimiser steps; null: what is left, shared evenly."
+    )
+    rewards: Annotated[list[Name], Field(min_length=1)] | None = Field(
+        default=None, description="Rewards of the stage (their masked mean); null: all."
+    )
+    sources: Annotated[list[Name], Field(min_length=1)] | None = Field(
+        default=None, description="Prompt sources of the stage; null: all."
+    )
+
+
+class Progress(Section):
+    """c = softmax(−β p), p_k = (R̄_k − R_k(0)) / unit_k: the reward that lags gets more."""
+
+    beta: Positive = Field(default=1.0, description="Sharpness of the softmax.")
+    units: Literal["std", "range"] = Field(
+        default="std",
+        description="Progress in the reward's own initial std, or its declared range.",
+    )
+    gate: bool = Field(
+        default=False, description="Turn down rewards that do not respond to the weight they get."
+    )
+    decay: Decay = Field(default=0.9, description="Decay of the running mean R̄.")
+    warmup: PositiveInt = Field(
+        default=5, description="Steps whose mean is R(0); uniform until then."
+    )
+
+
+class Balance(Section):
+    method: Method = Field(default="marble", description="How rewards are combined.")
+    every: PositiveInt = Field(default=10, description="Optimiser steps between solves (N).")
+    rho: Decay = Field(default=0.7, description="EMA of the coefficients: ᾱ ← ρ ᾱ + (1−ρ) α*.")
+    amortise: Literal["paper", "normalised"] = Field(
+        default="paper", description="Steps in between: c = ᾱ, or ᾱ·n̄/‖g_k‖ (the exact full step)."
+    )
+    target: Literal["full", "reward"] = Field(
+        default="full", description="Balance whole gradients, or only their reward-driven part."
+    )
+    probe: Fraction = Field(
+        default=1.0, description="Part of the refresh step's micro-batches that the solve looks at."
+    )
+    metric: Literal["plain", "adam"] = Field(
+        default="plain", description="Inner product of the Gram matrix: Euclidean, or Adam's."
+    )
+    priorities: dict[Name, Positive] = Field(
+        default_factory=dict, description="π_k: rewards are balanced as g_k / π_k; default 1."
+    )
+    floors: list[Name] = Field(
+        default_factory=list, description="Rewards a step must never degrade (to first order)."
+    )
+    groups: dict[Name, Annotated[list[Name], Field(min_length=1)]] = Field(
+        default_factory=dict, description="Rewards balanced as one: group name → rewards."
+    )
+    ridge: NonNegative = Field(
+        default=0.0,
+        description="Added to the normalised Gram's diagonal; 0.02–0.1 calms duplicates.",
+    )
+    gradient_ema: Decay = Field(
+        default=0.0, description="Decay of an EMA of the K gradients before the solve; 0: none."
+    )
+    debias: bool = Field(default=False, description="Remove the noise bias of norms and cosines.")
+    drop_silent: bool = Field(
+        default=True, description="Leave out of a solve the rewards without an informative sample."
+    )
+    heldout_half: bool = Field(
+        default=False,
+        description="Solve on one half of the micro-batches, measure conflict on the other.",
+    )
+    consolidate: Count = Field(
+        default=0, description="Last optimiser steps, taken with uniform coefficients."
+    )
+    dropout: Decay = Field(
+        default=0.5, description="`dropout`: chance that a reward sits out a step."
+    )
+    reward: Name | None = Field(default=None, description="`single`: the reward to train on.")
+    stages: list[Stage] = Field(default_factory=list, description="`sequential`: the stages.")
+    progress: Progress = Field(default=Progress(), description="`progress`: its settings.")
+
+    @property
+    def uses_gram(self) -> bool:
+        """Whether the method needs the K×K Gram matrix of the rewards' gradients."""
+        return self.method in GRAM_METHODS

@@ -1,0 +1,162 @@
+"""A validation error as one line that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from marble.recipe.schema import Recipe
+
+# Keys that people look for in another place, or that other tools call otherwise.
+_ELSEWHERE = {
+    "balance.weights": "rewards.NAME.weight",
+    "balance.n": "balance.every",
+    "rewards.priority": "balance.priorities",
+    "train.lr": "optim.lr",
+    "train.max_steps": "train.steps",
+    "train.epochs": "train.steps",
+    "train.gradient_checkpointing": "model.gradient_checkpointing",
+    "train.batch": "train.batch_size",
+    "model.lora_rank": "model.lora.rank",
+}
+
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "finite_number": "a finite number",
+}
+
+
+def explain(error: ValidationError, raw: Any) -> str:
+    """The first problem, as `dotted.path: what is wrong and what is right`, and how many more."""
+    problems = _worst_first(error.errors())
+    line = _one(problems[0], raw)
+    more = len({p["loc"] for p in problems}) - 1
+    return f"{line} (and {more} more)" if more > 0 else line
+
+
+def known_paths(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """Dotted paths of every fixed field, e.g. `balance.rho`."""
+    paths = []
+    for name, info in model.model_fields.items():
+        paths.append(prefix + name)
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            paths += known_paths(kind, f"{prefix}{name}.")
+    return paths
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like this one, if any is alike at all."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _worst_first(problems: list[Any]) -> list[Any]:
+    """An unknown key explains a missing one, so it is told first."""
+    return sorted(problems, key=lambda p: p["type"] != "extra_forbidden")
+
+
+def _one(problem: Any, raw: Any) -> str:
+    kind, loc, value = problem["type"], problem["loc"], problem.get("input")
+    ctx = problem.get("ctx", {})
+    path = _dotted(loc, raw)
+    if kind == "extra_forbidden":
+        return _unknown_key(loc, path)
+    if kind == "missing":
+        return f"{path}: is required"
+    if kind in _TYPES:
+        return f"{path}: must be {_TYPES[kind]}, got {_show(value)}"
+    if kind == "literal_error":
+        return f"{path}: {_choice(ctx.get('expected', ''), value)}"
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        sign = {"greater_than": ">", "greater_than_equal": "≥", "less_than": "<"}.get(kind, "≤")
+        bound = next(iter(ctx.values()))
+        return f"{path}: must be {sign} {bound:g}, got {_show(value)}"
+    if kind == "string_pattern_mismatch":
+        return f"{path}: {_show(value)} is no name; use letters, digits, '-' and '_'"
+    if kind in ("too_short", "string_too_short"):
+        return f"{path}: must not be that short, got {_show(value)}"
+    if kind == "value_error":
+        message = str(ctx.get("error", problem["msg"]))
+        return f"{path}.{message}" if path else message
+    return f"{path}: {problem['msg']}, got {_show(value)}"
+
+
+def _dotted(loc: tuple[Any, ...], raw: Any) -> str:
+    """Path as the user would override it: rewards by name, sources by key."""
+    parts: list[str] = []
+    here = raw
+    for part in loc:
+        if part == "[key]":
+            continue
+        here = _step(here, part)
+        if isinstance(part, int) and isinstance(here, dict) and "name" in here:
+            parts = [*parts[:-1], str(here["name"])] if parts[:1] == ["rewards"] else parts
+        else:
+            parts.append(str(part))
+    return ".".join(parts)
+
+
+def _step(here: Any, part: Any) -> Any:
+    try:
+        return here[part]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _unknown_key(loc: tuple[Any, ...], path: str) -> str:
+    key = str(loc[-1])
+    generic = f"{loc[0]}.{key}" if loc[0] == "rewards" else path
+    if generic in _ELSEWHERE:
+        return f"{path}: unknown key; it is {_ELSEWHERE[generic]}"
+    siblings = _fields_at(loc[:-1])
+    near = nearest(key, siblings)
+    prefix = path.removesuffix(key)
+    if near:
+        return f"{path}: unknown key; did you mean {prefix}{near}?"
+    same = [p for p in known_paths() if p.split(".")[-1] == key]
+    if same:
+        return f"{path}: unknown key; did you mean {same[0]}?"
+    far = nearest(path, known_paths())
+    if far and far.split(".")[-1] not in siblings:
+        return f"{path}: unknown key; did you mean {far}?"
+    return f"{path}: unknown key; known here: {', '.join(siblings)}"
+
+
+def _fields_at(loc: tuple[Any, ...]) -> list[str]:
+    """Field names of the section that `loc` points to, through lists and mappings."""
+    model: type[BaseModel] = Recipe
+    for part in loc:
+        info = model.model_fields.get(part) if isinstance(part, str) else None
+        if info is not None:
+            model = _section_in(info.annotation) or model
+    return list(model.model_fields)
+
+
+def _section_in(kind: Any) -> type[BaseModel] | None:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return next((found for arg in get_args(kind) if (found := _section_in(arg))), None)
+
+
+def _choice(expected: str, value: Any) -> str:
+    options = expected.replace("'", "").replace(" or ", ", ")
+    near = nearest(str(value), options.split(", ")) if isinstance(value, str) else None
+    hint = f"; did you mean {near}?" if near else ""
+    return f"must be one of {options}, got {_show(value)}{hint}"
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

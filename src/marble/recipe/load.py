@@ -1,0 +1,228 @@
+"""Recipes from files: names, inheritance, dotted overrides."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from marble.errors import RecipeError
+from marble.recipe.balance import Rewards
+from marble.recipe.explain import explain, nearest
+from marble.recipe.schema import Recipe
+from marble.recipe.yamlio import parse
+
+
+def list_recipes() -> dict[str, str]:
+    """Names of the recipes that ship with marble, and a line on each."""
+    found = {}
+    for path in sorted(_shipped().glob("*.yaml")):
+        raw = parse(path.read_text(encoding="utf-8"), path.name)
+        found[path.stem] = str(raw.get("description", ""))
+    return found
+
+
+def load_recipe(name_or_path: str | Path = "studio", overrides: Sequence[str] = ()) -> Recipe:
+    """The validated recipe of that name or file, with `a.b=value` overrides applied.
+
+    A file may say `extends: other` (a shipped name, or a path relative to itself): its keys are
+    laid over the other's, mappings key by key, lists as a whole. `rewards.add` and
+    `rewards.drop` change the inherited list of training rewards without repeating it.
+    """
+    path = _find(str(name_or_path))
+    raw = _read(path, seen=())
+    raw["name"] = raw.get("name", path.stem)
+    return recipe_from(raw, overrides, where=str(name_or_path))
+
+
+def recipe_from(
+    raw: dict[str, Any], overrides: Sequence[str] = (), where: str = "recipe"
+) -> Recipe:
+    """A recipe from plain data (the same structure as the YAML)."""
+    merged = _layer({}, raw, where)
+    for override in overrides:
+        merged = _override(merged, override)
+    try:
+        return Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: {explain(error, merged)}") from None
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("marble"))) / "recipes"
+
+
+def _find(name: str, beside: Path | None = None) -> Path:
+    shipped = _shipped() / f"{name}.yaml"
+    if shipped.is_file():
+        return shipped
+    path = Path(name).expanduser()
+    if beside is not None and not path.is_absolute():
+        path = beside / path
+    if path.is_file():
+        return path
+    if path.is_dir() and (path / "config.yaml").is_file():
+        return path / "config.yaml"
+    known = list_recipes()
+    near = nearest(name, known)
+    hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
+    raise RecipeError(f"no recipe or file called '{name}'; {hint}")
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The file's data laid over what it extends."""
+    path = path.resolve()
+    if path in seen:
+        loop = " → ".join(p.name for p in (*seen, path))
+        raise RecipeError(f"{path.name}: recipes extend each other in a circle ({loop})")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read ({error})") from None
+    raw = parse(text, str(path))
+    if not isinstance(raw, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of sections, not {type(raw).__name__}")
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return _layer({}, raw, str(path))
+    if not isinstance(parent, str):
+        raise RecipeError(f"{path}: extends: must be the name or path of one recipe")
+    base = _read(_find(parent, beside=path.parent), (*seen, path))
+    # The child is another recipe: it does not answer to its parent's name.
+    base.pop("name", None)
+    base.pop("description", None)
+    return _layer(base, raw, str(path))
+
+
+def _layer(base: dict[str, Any], top: dict[str, Any], where: str) -> dict[str, Any]:
+    """`top` laid over `base`, shorthands written out."""
+    top = _written_out(top)
+    rewards = top.get("rewards")
+    changes = {}
+    if isinstance(rewards, dict):
+        changes = {key: rewards.pop(key) for key in ("add", "drop") if key in rewards}
+    merged = _merge(copy.deepcopy(base), top)
+    if changes:
+        train = merged.setdefault("rewards", {}).setdefault("train", [])
+        merged["rewards"]["train"] = _changed(train, changes, where)
+    return merged
+
+
+def _merge(base: Any, top: Any) -> Any:
+    if not (isinstance(base, dict) and isinstance(top, dict)):
+        return copy.deepcopy(top)
+    for key, value in top.items():
+        base[key] = _merge(base[key], value) if key in base else copy.deepcopy(value)
+    return base
+
+
+def _changed(train: list[Any], changes: dict[str, Any], where: str) -> list[Any]:
+    drop = changes.get("drop") or []
+    drop = [drop] if isinstance(drop, str) else drop
+    names = [_name(reward) for reward in train]
+    for name in drop:
+        if name not in names:
+            raise RecipeError(
+                f"{where}: rewards.drop: no reward called {name!r}; known: {', '.join(names)}"
+            )
+    add = changes.get("add") or []
+    add = add if isinstance(add, list) else [add]
+    return [r for r in train if _name(r) not in drop] + [_reward(entry) for entry in add]
+
+
+def _written_out(raw: dict[str, Any]) -> dict[str, Any]:
+    """Shorthands in full: a list of rewards, a reward's bare name, a source's bare path."""
+    raw = copy.deepcopy(raw)
+    rewards = raw.get("rewards")
+    if isinstance(rewards, list):
+        raw["rewards"] = rewards = {"train": rewards}
+    if isinstance(rewards, dict):
+        for key in ("train", "heldout"):
+            if isinstance(rewards.get(key), list):
+                rewards[key] = [_reward(entry) for entry in rewards[key]]
+    data = raw.get("data")
+    if isinstance(data, dict) and isinstance(data.get("sources"), dict):
+        sources = data["sources"]
+        data["sources"] = {k: {"path": v} if isinstance(v, str) else v for k, v in sources.items()}
+    return raw
+
+
+def _reward(entry: Any) -> Any:
+    return {"name": entry} if isinstance(entry, str) else entry
+
+
+def _name(entry: Any) -> str:
+    return str(entry.get("name")) if isinstance(entry, dict) else str(entry)
+
+
+def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise RecipeError(f"'{text}': an override looks like section.key=value")
+    parsed = parse(value, f"override {key}")
+    if parts[0] == "extends":
+        raise RecipeError("extends: name the recipe to start from instead of overriding it")
+    if parts[0] == "rewards" and len(parts) > 2 and parts[1] not in Rewards.model_fields:
+        return _override_reward(raw, parts[1], parts[2:], parsed)
+    layer: Any = parsed
+    for part in reversed(parts):
+        layer = {part: layer}
+    # A list element by its number: balance.stages.0.steps=5.
+    if any(part.isdigit() for part in parts):
+        raw = copy.deepcopy(raw)
+        if _set_in_list(raw, parts, parsed):
+            return raw
+    return _layer(raw, layer, f"override {key}")
+
+
+def _override_reward(raw: dict[str, Any], name: str, rest: list[str], value: Any) -> dict[str, Any]:
+    raw = copy.deepcopy(raw)
+    rewards = raw.get("rewards") or {}
+    entries = [*(rewards.get("train") or []), *(rewards.get("heldout") or [])]
+    for entry in entries:
+        if isinstance(entry, dict) and entry.get("name") == name:
+            _set(entry, rest, value)
+            return raw
+    names = [_name(entry) for entry in entries]
+    near = nearest(name, [*names, *Rewards.model_fields])
+    hint = f"did you mean {near}?" if near else f"known: {', '.join(names)}"
+    raise RecipeError(f"rewards.{name}: no such reward; {hint}")
+
+
+def _set(target: dict[str, Any], parts: Iterable[str], value: Any) -> None:
+    *path, last = parts
+    for part in path:
+        inner = target.get(part)
+        target[part] = inner if isinstance(inner, dict) else {}
+        target = target[part]
+    target[last] = value
+
+
+def _set_in_list(raw: Any, parts: list[str], value: Any) -> bool:
+    """Sets an element inside an existing list; False if the path leads to no list."""
+    here, in_list = raw, False
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if isinstance(here, list):
+            if not part.isdigit() or int(part) >= len(here):
+                raise RecipeError(
+                    f"{'.'.join(parts)}: '{part}' is no element of a list of {len(here)}"
+                )
+            key: Any = int(part)
+            in_list = True
+        elif isinstance(here, dict):
+            key = part
+        else:
+            return False
+        if last:
+            here[key] = value
+        elif isinstance(here, dict):
+            here = here.setdefault(key, {})
+        else:
+            here = here[key]
+    return in_list

@@ -1,0 +1,70 @@
+"""Every field of a recipe, for `marble recipes` and the documentation."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from marble.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class FieldDoc:
+    """One line of the reference."""
+
+    path: str
+    kind: str
+    default: Any
+    description: str
+
+
+def reference(model: type[BaseModel] = Recipe, prefix: str = "") -> list[FieldDoc]:
+    """All fields in order; entries of lists and mappings appear as `rewards.train.*.weight`."""
+    docs = []
+    for name, info in model.model_fields.items():
+        path = prefix + name
+        section, many = _section(info.annotation)
+        if section is None or many:
+            docs.append(
+                FieldDoc(path, _kind(info.annotation), _default(info), info.description or "")
+            )
+        if section is not None:
+            docs += reference(section, f"{path}.*." if many else f"{path}.")
+    return docs
+
+
+def _section(kind: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The section a field holds, and whether it holds many of them."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind, False
+    for arg in get_args(kind):
+        found, _ = _section(arg)
+        if found is not None:
+            return found, get_origin(kind) in (list, dict)
+    return None, False
+
+
+def _default(info: FieldInfo) -> Any:
+    value = info.get_default(call_default_factory=True)
+    return "required" if value is PydanticUndefined else value
+
+
+def _kind(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _kind(get_args(kind)[0])
+    if origin is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    if origin in (Union, types.UnionType):
+        return " | ".join("null" if arg is type(None) else _kind(arg) for arg in get_args(kind))
+    if origin is list:
+        return f"list of {_kind(get_args(kind)[0])}"
+    if origin is dict:
+        return f"mapping to {_kind(get_args(kind)[1])}"
+    names = {int: "integer", float: "number", str: "text", bool: "true | false", Any: "anything"}
+    return names.get(kind, getattr(kind, "__name__", str(kind)).lower())

@@ -1,0 +1,170 @@
+"""The recipe as a whole: its sections and the checks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import yaml
+from pydantic import Field, model_validator
+
+from marble.recipe.balance import Balance, Reward, Rewards, Stage
+from marble.recipe.base import Section
+from marble.recipe.sections import Data, Eval, Log, Model, Objective, Optim, Rollout, Train
+
+
+class Recipe(Section):
+    """Everything a run is made of; validated before any model loads."""
+
+    name: str = Field(default="recipe", description="Name of the recipe.")
+    description: str = Field(default="", description="One line on what it is for.")
+    model: Model = Field(default=Model(), description="The model and its LoRA.")
+    data: Data = Field(default=Data(), description="Prompts and groups.")
+    rewards: Rewards = Field(default=Rewards(), description="What is good.")
+    balance: Balance = Field(default=Balance(), description="How rewards are combined.")
+    objective: Objective = Field(default=Objective(), description="The loss.")
+    rollout: Rollout = Field(default=Rollout(), description="How pictures are sampled.")
+    optim: Optim = Field(default=Optim(), description="Optimiser and weight EMA.")
+    train: Train = Field(default=Train(), description="Length, batches, checkpoints.")
+    eval: Eval = Field(default=Eval(), description="Measurements on held-out prompts.")
+    log: Log = Field(default=Log(), description="What is written while training.")
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.data.prompts_per_epoch * self.data.images_per_prompt
+
+    @property
+    def timesteps_per_sample(self) -> int:
+        """Timesteps each sample is trained on, of the `rollout.steps` it was sampled with."""
+        return max(1, int(self.train.timesteps_fraction * self.rollout.steps + 1e-9))
+
+    def stages(self) -> list[tuple[int, Stage]]:
+        """(first step, stage) of a sequential run; stages without `steps` share what is left."""
+        stages = self.balance.stages
+        fixed = sum(stage.steps or 0 for stage in stages)
+        open_ended = [i for i, stage in enumerate(stages) if stage.steps is None]
+        left = max(0, self.train.steps - fixed)
+        out: list[tuple[int, Stage]] = []
+        start = 0
+        for i, stage in enumerate(stages):
+            out.append((start, stage))
+            if stage.steps is not None:
+                start += stage.steps
+            else:
+                place = open_ended.index(i)
+                n = len(open_ended)
+                start += left * (place + 1) // n - left * place // n
+        return out
+
+    def dump(self) -> str:
+        """The resolved recipe as YAML; `load_recipe` of it gives an equal recipe."""
+        return yaml.safe_dump(
+            self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
+        )
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Recipe:
+        problem = next(_problems(self), None)
+        if problem:
+            raise ValueError(problem)
+        return self
+
+
+def _problems(recipe: Recipe) -> Iterator[str]:
+    """What is wrong between fields, as `dotted.path: message`, most basic first."""
+    yield from _data_problems(recipe)
+    yield from _reward_problems(recipe)
+    yield from _balance_problems(recipe)
+    yield from _length_problems(recipe)
+
+
+def _data_problems(recipe: Recipe) -> Iterator[str]:
+    data = recipe.data
+    if not data.sources:
+        yield "data.sources: name at least one prompt source, e.g. {general: studio:general}"
+    elif not any(source.share for source in data.sources.values()):
+        yield "data.sources: every share is 0; give at least one source a share"
+    if data.images_per_prompt < 2:
+        yield (
+            "data.images_per_prompt: must be at least 2, got 1: an advantage compares the "
+            "pictures of one prompt"
+        )
+
+
+def _reward_problems(recipe: Recipe) -> Iterator[str]:
+    rewards, sources = recipe.rewards, recipe.data.sources
+    if not rewards.train:
+        yield "rewards.train: name at least one reward"
+    every: list[Reward] = [*rewards.train, *rewards.heldout]
+    seen: set[str] = set()
+    for reward in every:
+        if reward.name in seen:
+            yield f"rewards: two rewards are called '{reward.name}'; give one another `name`"
+        if reward.name in Rewards.model_fields:
+            yield f"rewards: '{reward.name}' is a word of the recipe; give the reward another name"
+        seen.add(reward.name)
+    # Lines of a JSONL file may carry sources of their own, which are not known before it is read.
+    if not any(source.path.endswith(".jsonl") for source in sources.values()):
+        for reward in every:
+            for name in reward.sources or []:
+                if name not in sources:
+                    yield f"rewards.{reward.name}.sources: {_unknown(name, sources, 'source')}"
+    if recipe.balance.method in {"weighted_sum", "gdpo", "fixed"} and not any(rewards.weights):
+        yield f"rewards: {recipe.balance.method} needs a reward with a weight above 0"
+
+
+def _balance_problems(recipe: Recipe) -> Iterator[str]:
+    balance, names = recipe.balance, recipe.rewards.names
+    for key in ("priorities", "floors", "groups"):
+        if getattr(balance, key) and not balance.uses_gram:
+            yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
+    for name in [*balance.priorities, *balance.floors]:
+        if name not in names:
+            where = "priorities" if name in balance.priorities else "floors"
+            yield f"balance.{where}: {_unknown(name, names, 'training reward')}"
+    member_of: dict[str, str] = {}
+    for group, members in balance.groups.items():
+        for name in members:
+            if name not in names:
+                yield f"balance.groups.{group}: {_unknown(name, names, 'training reward')}"
+            if name in member_of:
+                yield f"balance.groups: '{name}' is in both {member_of[name]} and {group}"
+            member_of[name] = group
+    if balance.method == "single":
+        if balance.reward is None:
+            yield f"balance.reward: method single needs one of: {', '.join(names)}"
+        elif balance.reward not in names:
+            yield f"balance.reward: {_unknown(balance.reward, names, 'training reward')}"
+    elif balance.reward is not None:
+        yield f"balance.reward: is for method single; this one is {balance.method}"
+    if balance.stages and balance.method != "sequential":
+        yield f"balance.stages: is for method sequential; this one is {balance.method}"
+    if balance.method == "sequential" and not balance.stages:
+        yield "balance.stages: method sequential needs stages, e.g. [{rewards: [ocr]}, {}]"
+    for i, stage in enumerate(balance.stages):
+        for name in stage.rewards or []:
+            if name not in names:
+                yield f"balance.stages.{i}.rewards: {_unknown(name, names, 'training reward')}"
+        for name in stage.sources or []:
+            if name not in recipe.data.sources:
+                yield f"balance.stages.{i}.sources: {_unknown(name, recipe.data.sources, 'source')}"
+
+
+def _length_problems(recipe: Recipe) -> Iterator[str]:
+    train, balance = recipe.train, recipe.balance
+    if train.steps_per_epoch > recipe.samples_per_epoch:
+        yield (
+            f"train.steps_per_epoch: {train.steps_per_epoch} steps cannot share "
+            f"{recipe.samples_per_epoch} samples (data.prompts_per_epoch × images_per_prompt)"
+        )
+    if balance.consolidate > train.steps:
+        yield f"balance.consolidate: {balance.consolidate} is more than train.steps={train.steps}"
+    for i, (start, _) in enumerate(recipe.stages()):
+        if start >= train.steps:
+            yield (
+                f"balance.stages.{i}: begins at step {start}, which train.steps={train.steps} "
+                "never reaches; lower the stages' steps or leave them out"
+            )
+
+
+def _unknown(name: str, known: Iterable[str], what: str) -> str:
+    return f"no {what} called '{name}'; known: {', '.join(known) or 'none'}"

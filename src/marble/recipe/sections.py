@@ -1,0 +1,229 @@
+"""The sections of a recipe that describe model, data, sampling and training.
+
+Defaults are the published recipe for Stable Diffusion 3.5 Medium where there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from marble.recipe.base import (
+    Count,
+    Decay,
+    Fraction,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Section,
+)
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Sampler = Literal["dpm", "euler"]
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+class Lora(Section):
+    rank: PositiveInt = Field(default=32, description="Rank of the LoRA matrices.")
+    alpha: Positive = Field(default=64, description="LoRA scale: the update is alpha / rank · B A.")
+    init: Literal["gaussian", "default"] = Field(
+        default="gaussian",
+        description="How A starts (B is zero): normal, or peft's Kaiming-uniform.",
+    )
+    targets: list[str] | None = Field(
+        default=None,
+        description="Layers to adapt, by name ending; null: the model family's attention.",
+    )
+
+
+class Model(Section):
+    path: str = Field(
+        default="studio", min_length=1, description="`studio`, a diffusers folder, or a hub id."
+    )
+    revision: str | None = Field(default=None, description="Hub revision, for an exact version.")
+    dtype: Precision = Field(
+        default="bf16", description="Number format of the frozen base's weights."
+    )
+    resolution: PositiveInt | None = Field(
+        default=None, description="Picture side in pixels; null: the model's own."
+    )
+    max_sequence_length: Count | None = Field(
+        default=None, description="Tokens of the long text encoder (T5); null: diffusers' default."
+    )
+    lora: Lora = Field(default=Lora(), description="The trained part.")
+    gradient_checkpointing: bool = Field(
+        default=False,
+        description="Recompute activations in backward: less memory, about a third slower.",
+    )
+    compile: bool = Field(default=False, description="torch.compile each transformer block.")
+
+
+class Source(Section):
+    path: str = Field(
+        min_length=1, description="`studio:NAME`, a folder with train/test files, .txt or .jsonl."
+    )
+    share: NonNegative = Field(
+        default=1.0, description="Share of the epoch's prompts, relative to others."
+    )
+    eval_path: str | None = Field(
+        default=None, description="Held-out prompts, if not the test split of `path`."
+    )
+
+
+class Data(Section):
+    sources: dict[Name, Source] = Field(
+        default_factory=dict, description="Prompt sources by name; a plain path is shorthand."
+    )
+    prompts_per_epoch: PositiveInt = Field(
+        default=48, description="Prompts an epoch, over all devices."
+    )
+    images_per_prompt: PositiveInt = Field(
+        default=24,
+        description="Pictures of one prompt: the group an advantage compares. At least 2.",
+    )
+    train_split: str = Field(default="train", description="Split of the sources to train on.")
+    eval_split: str = Field(default="test", description="Split of the sources to evaluate on.")
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {k: {"path": v} if isinstance(v, str) else v for k, v in value.items()}
+
+
+class Objective(Section):
+    name: Literal["nft"] = Field(default="nft", description="The loss: DiffusionNFT.")
+    form: Literal["adaptive", "plain"] = Field(
+        default="adaptive",
+        description="Self-normalised loss as trained in public code, or the equation.",
+    )
+    beta: Positive = Field(
+        default=0.1, description="Strength of the implicit positive/negative policies."
+    )
+    a_max: Positive = Field(default=5.0, description="Advantage at which r reaches 0 or 1.")
+    advantage_std: Literal["batch", "group"] = Field(
+        default="batch", description="Divide by the reward's std over the epoch, or over the group."
+    )
+    kl: NonNegative = Field(
+        default=1e-4, description="Weight of ‖v_θ − v_ref‖², outside the balance."
+    )
+    kl_every: PositiveInt = Field(
+        default=1,
+        description="Compute the KL on every m-th timestep and weight it by m (unbiased).",
+    )
+
+
+class OldDecay(Section):
+    """d(n) = min(initial + rate · max(0, n − start), cap); v_old ← d·v_old + (1−d)·v_θ."""
+
+    initial: Decay = Field(default=0.0, description="Decay at the first epoch.")
+    rate: NonNegative = Field(default=0.001, description="Growth of the decay an epoch.")
+    start: Count = Field(default=0, description="Epoch after which the decay grows.")
+    cap: Decay = Field(default=0.5, description="Largest decay.")
+
+    def at(self, epoch: int) -> float:
+        """The decay after `epoch` finished epochs."""
+        return min(self.initial + self.rate * max(0, epoch - self.start), self.cap)
+
+
+class Rollout(Section):
+    sampler: Sampler = Field(default="dpm", description="DPM-Solver++ 2M, or Euler.")
+    steps: PositiveInt = Field(
+        default=25, description="Sampling steps; training uses the same timesteps."
+    )
+    guidance: Annotated[float, Field(ge=1)] = Field(
+        default=1.0, description="Classifier-free guidance; 1 is none."
+    )
+    batch_size: PositiveInt = Field(default=24, description="Pictures sampled at once on a device.")
+    old_decay: OldDecay = Field(
+        default=OldDecay(), description="How slowly the rollout policy follows."
+    )
+
+
+class Optim(Section):
+    lr: Positive = Field(default=3e-4, description="AdamW's learning rate.")
+    betas: Annotated[list[Decay], Field(min_length=2, max_length=2)] = Field(
+        default=[0.9, 0.999], description="AdamW's moment decays."
+    )
+    eps: Positive = Field(default=1e-8, description="AdamW's ε.")
+    weight_decay: NonNegative = Field(default=1e-4, description="AdamW's weight decay.")
+    grad_clip: Positive | None = Field(
+        default=1.0, description="Largest gradient norm; null: no clip."
+    )
+    warmup_steps: Count = Field(default=0, description="Steps over which lr rises linearly from 0.")
+    ema_cap: Decay = Field(
+        default=0.9, description="Weight EMA decay is min((1+n)/(10+n), cap); 0 turns it off."
+    )
+
+    def ema_decay(self, step: int) -> float:
+        """Decay of the weight EMA after `step` optimiser steps."""
+        return min((1 + step) / (10 + step), self.ema_cap)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of optimiser step `step` (the first is 0)."""
+        return self.lr * min(1.0, (step + 1) / (self.warmup_steps + 1))
+
+
+class Train(Section):
+    steps: PositiveInt = Field(default=1000, description="Optimiser steps.")
+    seed: Count = Field(default=0, description="Seed of everything random in the run.")
+    batch_size: PositiveInt = Field(default=9, description="Samples of a micro-batch on a device.")
+    steps_per_epoch: PositiveInt = Field(
+        default=1, description="Optimiser steps an epoch's samples are split into."
+    )
+    inner_epochs: PositiveInt = Field(default=1, description="Passes over an epoch's samples.")
+    timesteps_fraction: Fraction = Field(
+        default=0.99,
+        description="Part of the sampling timesteps trained on, drawn anew for each sample.",
+    )
+    precision: Precision | None = Field(
+        default=None, description="Number format of the computation (autocast); null: model.dtype."
+    )
+    max_hours: Positive | None = Field(
+        default=None, description="Stop cleanly, with a checkpoint, after so many hours."
+    )
+    checkpoint_every: Count = Field(
+        default=50, description="Steps between checkpoints; 0: at the end."
+    )
+    keep_checkpoints: PositiveInt = Field(default=2, description="Newest checkpoints kept.")
+    overlap_rewards: bool = Field(
+        default=True, description="Score a batch while the next is sampled."
+    )
+
+
+class Eval(Section):
+    every: Count = Field(default=100, description="Steps between evaluations; 0: none in between.")
+    at_start: bool = Field(default=True, description="Evaluate the untouched model first.")
+    prompts: PositiveInt | None = Field(
+        default=64, description="Held-out prompts of each source; null: all."
+    )
+    images_per_prompt: PositiveInt = Field(default=1, description="Pictures of each prompt.")
+    seed: Count = Field(default=1234, description="Seed of the pictures: the same for every model.")
+    ema: bool = Field(
+        default=True, description="Evaluate the weight EMA rather than the live weights."
+    )
+    sampler: Sampler | None = Field(default=None, description="null: rollout.sampler.")
+    steps: PositiveInt | None = Field(default=None, description="null: rollout.steps.")
+    guidance: Annotated[float, Field(ge=1)] | None = Field(
+        default=None, description="null: rollout.guidance."
+    )
+    batch_size: PositiveInt | None = Field(default=None, description="null: rollout.batch_size.")
+
+
+class Log(Section):
+    samples_every: Count = Field(default=50, description="Steps between sample grids; 0: none.")
+    samples: PositiveInt = Field(default=16, description="Pictures of a sample grid.")
+    trackers: list[Tracker] = Field(
+        default=["tensorboard"], description="Where metrics go as well."
+    )
+    project: str = Field(default="marble", description="Project name for W&B and trackio.")
+    run_name: str | None = Field(default=None, description="Name of the run; null: its folder's.")
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> Log:
+        if len(set(self.trackers)) != len(self.trackers):
+            raise ValueError("trackers: one is named twice")
+        return self
