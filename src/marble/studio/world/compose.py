@@ -92,9 +92,11 @@ def compose(prompt: Prompt, rng: np.random.Generator) -> Scene:
 
 
 def on_background(scene: Scene, rng: np.random.Generator) -> Scene:
-    """The scene on a background that contrasts with its objects."""
+    """The scene on a background that contrasts with its objects or its sign."""
     rims = [(rim_colour(thing.name, thing.color), thing.color) for thing in scene.things]
-    pattern = PATTERNS[int(rng.integers(len(PATTERNS)))]
+    if scene.sign:
+        rims.append((PAINT[scene.sign.color][1], scene.sign.color))
+    pattern = "plain" if scene.sign else PATTERNS[int(rng.integers(len(PATTERNS)))]
     return replace(scene, background=choose_background(rims, rng), pattern=pattern)
 
 
@@ -106,8 +108,4 @@ def _signpost(meta: dict[str, Any], rng: np.random.Generator, seed: int) -> Scen
         font=int(rng.integers(len(FONTS))),
         lean=int(rng.integers(-2, 3)),
     )
-    return Scene(
-        sign=sign,
-        background=choose_background([(PAINT[sign.color][1], sign.color)], rng),
-        seed=seed,
-    )
+    return on_background(Scene(sign=sign, seed=seed), rng)

@@ -1,7 +1,7 @@
 """Signs: a board in one of four shapes with a word as large as the board allows."""
 
 import io
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 
 import numpy as np
@@ -17,7 +17,9 @@ FONTS: tuple[str, ...] = (
     "Oswald_600SemiBold.ttf",
     "Rubik_700Bold.ttf",
 )
-_AA = 4  # supersampling
+_AA = 4  # supersampling of boards
+_FONT_PX = 64  # letters are drawn this large, then shrunk
+_STRETCH = 1.25
 _INK: RGB = (38, 34, 48)
 _WOOD: RGB = (140, 94, 60)
 _LIGHT_BOARDS = ("yellow", "white", "pink", "orange")  # these carry dark letters
@@ -43,38 +45,44 @@ def _font(index: int, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(io.BytesIO(path.read_bytes()), size)
 
 
-@lru_cache(maxsize=4096)
-def lettering(text: str, font: int, room: tuple[int, int]) -> Image.Image:
-    """The word as a mask, `_AA` times supersampled, stretched to fill its room.
+def lettering(text: str, font: int, room: tuple[int, int]) -> np.ndarray:
+    """The word as a mask in 0…1, as large as the room (width, height in pixels) allows.
 
-    Letters keep their shape within a factor: at most 1.45 times narrower or wider than drawn.
+    A word that meets one wall is stretched towards the other, by a quarter at most.
     """
-    drawn = _font(font, 96)
+    drawn = _font(font, _FONT_PX)
     left, top, right, bottom = drawn.getbbox(text)
     mask = Image.new("L", (int(right - left), int(bottom - top)))
     ImageDraw.Draw(mask).text((-left, -top), text, font=drawn, fill=255)
-    width, height = room[0] * _AA, room[1] * _AA
-    fill = min(width / mask.width, height / mask.height)
-    stretch = 1.25
-    w = min(width, round(mask.width * fill * stretch))
-    h = min(height, round(mask.height * fill * stretch))
-    return mask.resize((w, h), Image.Resampling.LANCZOS)
+    fill = _STRETCH * min(room[0] / mask.width, room[1] / mask.height)
+    size = min(room[0], round(mask.width * fill)), min(room[1], round(mask.height * fill))
+    return np.asarray(mask.resize(size, Image.Resampling.HAMMING), dtype=np.float32) / 255
 
 
 def draw_sign(background: np.ndarray, sign: Sign) -> np.ndarray:
     """The background (float32 [64, 64, 3]) with the sign on it."""
-    dark, base, _ = PAINT[sign.color]
-    big = Image.new("RGBA", (SIZE * _AA, SIZE * _AA))
-    draw = ImageDraw.Draw(big)
-    x0, y0, x1, y1 = (v * _AA for v in _FRAME[sign.board])
-    y0, y1 = y0 + sign.lean * _AA, y1 + sign.lean * _AA
-    _BOARD[sign.board](draw, (x0, y0, x1, y1), base, dark)
+    colour, see_through = _board(sign.board, sign.color, sign.lean)
+    picture = background * see_through + colour
+    word = lettering(sign.text, sign.font, _ROOM[sign.board])[..., None]
+    left, top, right, bottom = _FRAME[sign.board]
+    x = (left + right - word.shape[1]) // 2
+    y = (top + bottom - word.shape[0]) // 2 + sign.lean
     ink = _INK if sign.color in _LIGHT_BOARDS else (255, 255, 255)
-    word = lettering(sign.text, sign.font, _ROOM[sign.board])
-    at = ((x0 + x1 - word.width) // 2, (y0 + y1 - word.height) // 2)
-    big.paste((*ink, 255), (*at, at[0] + word.width, at[1] + word.height), word)
+    window = picture[y : y + word.shape[0], x : x + word.shape[1]]
+    window += (np.array(ink, dtype=np.float32) - window) * word
+    return picture
+
+
+@cache
+def _board(board: str, color: str, lean: int) -> tuple[np.ndarray, np.ndarray]:
+    """An empty board as (premultiplied colour, 1 − α), drawn supersampled."""
+    dark, base, _ = PAINT[color]
+    big = Image.new("RGBA", (SIZE * _AA, SIZE * _AA))
+    x0, y0, x1, y1 = (v * _AA for v in _FRAME[board])
+    box = (x0, y0 + lean * _AA, x1, y1 + lean * _AA)
+    _BOARD[board](ImageDraw.Draw(big), box, base, dark)
     small = np.asarray(big.convert("RGBa").reduce(_AA), dtype=np.float32)
-    return background * (1 - small[..., 3:] / 255) + small[..., :3]
+    return small[..., :3], 1 - small[..., 3:] / 255
 
 
 Corners = tuple[int, int, int, int]
