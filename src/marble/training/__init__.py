@@ -1,0 +1,1 @@
+"""The loop, its checkpoints, its distribution over processes and what it writes."""

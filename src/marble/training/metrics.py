@@ -1,0 +1,114 @@
+"""`metrics.jsonl` and the trackers beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from marble.errors import MarbleError
+
+
+def plain(value: Any) -> Any:
+    """JSON knows no NaN: what is undefined becomes null."""
+    if isinstance(value, Mapping):
+        return {key: plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class JsonLines:
+    """An append-only file of JSON objects that can be cut back to where a checkpoint was made."""
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        """Keeps the first `length` bytes of what is there and appends after them."""
+        self.path = path
+        self._file = path.open("ab")
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    @property
+    def length(self) -> int:
+        return self._file.tell()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write((json.dumps(plain(record), allow_nan=False) + "\n").encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Trackers:
+    """TensorBoard always; Weights & Biases and trackio when the recipe asks for them."""
+
+    def __init__(
+        self, names: list[str], folder: Path, project: str, run: str, config: dict, ids: dict[str, str]
+    ) -> None:
+        self.ids = dict(ids)
+        self._sinks: list[Any] = []
+        for name in names:
+            self._sinks.append(getattr(self, f"_{name}")(folder, project, run, config))
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        numbers = {
+            k: float(v)
+            for k, v in values.items()
+            if isinstance(v, (int, float)) and math.isfinite(v) and k != "step"
+        }
+        for sink in self._sinks:
+            sink.log(step, numbers)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+    def _tensorboard(self, folder: Path, project: str, run: str, config: dict) -> Any:
+        return _TensorBoard(folder / "tensorboard")
+
+    def _wandb(self, folder: Path, project: str, run: str, config: dict) -> Any:
+        wandb = _import("wandb")
+        self.ids.setdefault("wandb", wandb.util.generate_id())
+        live = wandb.init(
+            project=project, name=run, config=config, dir=folder, id=self.ids["wandb"], resume="allow"
+        )
+        return _Calls(lambda step, values: live.log(values, step=step), live.finish)
+
+    def _trackio(self, folder: Path, project: str, run: str, config: dict) -> Any:
+        trackio = _import("trackio")
+        self.ids.setdefault("trackio", run)
+        live = trackio.init(project=project, name=self.ids["trackio"], config=config, resume="allow")
+        return _Calls(lambda step, values: live.log(values, step=step), trackio.finish)
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Calls:
+    def __init__(self, log: Any, close: Any) -> None:
+        self.log, self.close = log, close
+
+
+def _import(name: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise MarbleError(
+            f"log.trackers names {name}, which is not installed: pip install 'marble-rl[trackers]'"
+        ) from error

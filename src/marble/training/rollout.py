@@ -1,0 +1,92 @@
+"""A rollout: pictures from the old policy, and their scores, as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marble.data import Sample
+from marble.models import Adapter
+from marble.rewards import RewardSet
+
+
+@dataclass
+class Rollout:
+    """This process's samples of an epoch, with latents, pictures and scores in the same order."""
+
+    samples: list[Sample]
+    latents: Tensor
+    images: Tensor
+    scores_Kn: np.ndarray
+    seconds: float
+    reward_seconds: float
+    """Time spent waiting for scores after the last picture was drawn."""
+
+
+def make_rollout(
+    adapter: Adapter,
+    rewards: RewardSet,
+    samples: Sequence[Sample],
+    *,
+    policy: str,
+    steps: int,
+    sampler: str,
+    guidance: float,
+    batch_size: int,
+    pool: Executor | None,
+) -> Rollout:
+    """Samples under `policy`. With a `pool`, a batch is scored while the next one is drawn."""
+    started = time.perf_counter()
+    latents: list[Tensor] = []
+    images: list[Tensor] = []
+    scores: list[Future[np.ndarray] | np.ndarray] = []
+    for start in range(0, len(samples), batch_size):
+        part = samples[start : start + batch_size]
+        x_0, pictures = draw(
+            adapter, part, policy=policy, steps=steps, sampler=sampler, guidance=guidance
+        )
+        latents.append(x_0)
+        images.append(pictures)
+        prompts = [s.prompt.text for s in part]
+        metadata = [dict(s.prompt.metadata) for s in part]
+        if pool is None:
+            scores.append(rewards.score(pictures, prompts, metadata))
+        else:
+            scores.append(pool.submit(rewards.score, pictures, prompts, metadata))
+    drawn = time.perf_counter()
+    arrays = [s.result() if isinstance(s, Future) else s for s in scores]
+    done = time.perf_counter()
+    empty = np.zeros((len(rewards.names), 0))
+    return Rollout(
+        list(samples),
+        torch.cat(latents) if latents else torch.zeros(0),
+        torch.cat(images) if images else torch.zeros(0, dtype=torch.uint8),
+        np.concatenate(arrays, axis=1) if arrays else empty,
+        drawn - started,
+        done - drawn,
+    )
+
+
+@torch.no_grad()
+def draw(
+    adapter: Adapter,
+    samples: Sequence[Sample],
+    *,
+    policy: str,
+    steps: int,
+    sampler: str,
+    guidance: float,
+) -> tuple[Tensor, Tensor]:
+    """Latents and uint8 pictures (on the CPU) of some samples under `policy`."""
+    cond = adapter.encode([s.prompt.text for s in samples])
+    with adapter.using(policy):
+        x_0 = adapter.sample(
+            cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
+        )
+    return x_0, adapter.decode(x_0).cpu()
