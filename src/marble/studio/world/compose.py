@@ -23,8 +23,8 @@ SIZES: dict[int, tuple[int, int]] = {
 _EDGE = 2  # pixels kept free at the border
 
 # number of objects -> arrangements, each a list of centres in units of the picture
-_ROW = [(0.26, 0.5), (0.74, 0.5)]
-_COLUMN = [(0.5, 0.26), (0.5, 0.74)]
+_ROW = [(0.25, 0.5), (0.75, 0.5)]
+_COLUMN = [(0.5, 0.25), (0.5, 0.75)]
 LAYOUTS: dict[int, list[list[tuple[float, float]]]] = {
     1: [[(0.5, 0.5)]],
     2: [_ROW, _COLUMN, [(0.28, 0.28), (0.72, 0.72)], [(0.72, 0.28), (0.28, 0.72)]],

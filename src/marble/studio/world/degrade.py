@@ -11,7 +11,7 @@ from marble.errors import MarbleError
 def degrade(image: np.ndarray, rng: np.random.Generator, kind: str | None = None) -> np.ndarray:
     """A worse version of a picture (uint8 [h, w, 3]), of a kind or of a random one.
 
-    Kinds and strengths: see `DEGRADATIONS`; all are clearly visible at 64 px.
+    Kinds and strengths: see `DEGRADATIONS`; all are visible at 64 px, from mild to strong.
     """
     kinds = list(DEGRADATIONS)
     if kind is None:
@@ -23,17 +23,17 @@ def degrade(image: np.ndarray, rng: np.random.Generator, kind: str | None = None
 
 
 def _blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    radius = rng.uniform(1.2, 3.0)
+    radius = rng.uniform(0.9, 3.0)
     return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)), np.float32)
 
 
 def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return image + rng.normal(0, rng.uniform(14, 45), size=image.shape)
+    return image + rng.normal(0, rng.uniform(10, 45), size=image.shape)
 
 
 def _blotches(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Coloured noise of low frequency: how an unfinished latent decodes."""
-    coarse = rng.normal(0, rng.uniform(18, 40), size=(8, 8, 3)).astype(np.float32)
+    coarse = rng.normal(0, rng.uniform(12, 40), size=(8, 8, 3)).astype(np.float32)
     size = image.shape[1], image.shape[0]
     planes = [
         np.asarray(Image.fromarray(coarse[..., i]).resize(size, Image.Resampling.BICUBIC))
@@ -56,7 +56,7 @@ def _washed_out(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _too_dark(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return image * rng.uniform(0.2, 0.45)
+    return image * rng.uniform(0.2, 0.55)
 
 
 def _smeared(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -75,7 +75,7 @@ def _smeared(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _warped(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Every pixel moved along a smooth random field of a few pixels."""
     h, w = image.shape[:2]
-    field = rng.normal(0, rng.uniform(2.5, 4.5), size=(2, 7, 7)).astype(np.float32)
+    field = rng.normal(0, rng.uniform(1.5, 4.5), size=(2, 7, 7)).astype(np.float32)
     shift = [np.asarray(Image.fromarray(f).resize((w, h), Image.Resampling.BICUBIC)) for f in field]
     y, x = np.mgrid[:h, :w]
     yy = np.clip((y + shift[0]).round().astype(int), 0, h - 1)

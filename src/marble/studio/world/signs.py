@@ -19,7 +19,7 @@ FONTS: tuple[str, ...] = (
 )
 _AA = 4  # supersampling of boards
 _FONT_PX = 64  # letters are drawn this large, then shrunk
-_STRETCH = 1.25
+_STRETCH = 1.4
 _INK: RGB = (38, 34, 48)
 _WOOD: RGB = (140, 94, 60)
 _LIGHT_BOARDS = ("yellow", "white", "pink", "orange")  # these carry dark letters
@@ -48,7 +48,7 @@ def _font(index: int, size: int) -> ImageFont.FreeTypeFont:
 def lettering(text: str, font: int, room: tuple[int, int]) -> np.ndarray:
     """The word as a mask in 0…1, as large as the room (width, height in pixels) allows.
 
-    A word that meets one wall is stretched towards the other, by a quarter at most.
+    A word that meets one wall is stretched towards the other, by two fifths at most.
     """
     drawn = _font(font, _FONT_PX)
     left, top, right, bottom = drawn.getbbox(text)

@@ -83,7 +83,7 @@ def made_up_word(rng: np.random.Generator) -> str:
         word = _pick(rng, _ONSETS) if rng.random() < 0.8 else ""
         while len(word) < length:
             word += _pick(rng, _VOWELS)
-            if rng.random() < 0.6:
+            if rng.random() < 0.75:
                 word += _pick(rng, _CODAS)
             if len(word) < length and rng.random() < 0.3:
                 word += _pick(rng, _ONSETS)
