@@ -15,7 +15,7 @@ from marble.errors import MarbleError
 from marble.jacobian import store
 from marble.jacobian.ema import GradientEma
 from marble.jacobian.layers import Span, accumulator_dtype, add_to_grad, find_spans
-from marble.jacobian.passes import Faults, Pass, plan
+from marble.jacobian.passes import Faults, plan
 from marble.jacobian.recorder import Recorder
 from marble.jacobian.store import Rows
 
@@ -73,9 +73,8 @@ class Jacobian:
         self.rows = Rows(slots, k, self.total, self.dtype, self.device)
         self.outside: Rows | None = None
         self.ema: GradientEma | None = None
-        self._recorder = Recorder(self.spans, self.dtype, self._contract)
+        self._recorder = Recorder(self.spans, self.dtype)
         self._faults = Faults(self.names)
-        self._pass: Pass | None = None
 
     # -- one micro-batch ------------------------------------------------------------------
 
@@ -129,17 +128,8 @@ class Jacobian:
         self._faults.watch(passes)
         # Checkpointed blocks run their forward again in here, so layers are recorded here too.
         with self._recorder.layers(v.shape[0]):
-            try:
-                for number, step in enumerate(passes, 1):
-                    self._pass = step
-                    torch.autograd.backward(
-                        v,
-                        step.cotangent,
-                        retain_graph=number < len(passes),
-                        inputs=self._recorder.probes(v),
-                    )
-            finally:
-                self._pass = None
+            for number, step in enumerate(passes, 1):
+                self._recorder.backward(v, step.cotangent, step.add, retain=number < len(passes))
 
     # -- the step -------------------------------------------------------------------------
 
@@ -250,11 +240,6 @@ class Jacobian:
         self.ema.load_state_dict(state["ema"], self.names)
 
     # -- inside ---------------------------------------------------------------------------
-
-    def _contract(self, index: int, grad_B: Tensor) -> None:
-        assert self._pass is not None, "a probe received a gradient outside Jacobian.backward"
-        span = self.spans[index]
-        self._pass.rows.add(self._pass.slot, self._pass.coef, grad_B, span.start, span.stop)
 
     def _outside(self) -> Rows:
         if self.outside is None:

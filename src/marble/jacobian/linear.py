@@ -56,7 +56,7 @@ def _per_sample(delta: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     right = x.reshape(batch, -1, x.shape[-1])
     if left.dtype == dtype:
         return torch.bmm(left, right)
-    if left.is_cuda and not torch.compiler.is_compiling():
+    if left.is_cuda and dtype == torch.float32 and not torch.compiler.is_compiling():
         return torch.bmm(left, right, out_dtype=dtype)
     return torch.bmm(left.to(dtype), right.to(dtype))
 

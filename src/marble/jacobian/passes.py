@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from marble.errors import MarbleError
+from marble.jacobian.layers import Span
 from marble.jacobian.store import Rows
 
 
@@ -18,6 +19,9 @@ class Pass(NamedTuple):
     """[rows, B]: how much of each sample goes to each row."""
     rows: Rows
     slot: int
+
+    def add(self, span: Span, grad_B: Tensor) -> None:
+        self.rows.add(self.slot, self.coef, grad_B, span.start, span.stop)
 
 
 @torch.no_grad()

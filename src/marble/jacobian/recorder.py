@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,20 +14,16 @@ from marble.errors import MarbleError
 from marble.jacobian.layers import Span
 from marble.jacobian.linear import MAKE_PROBE, PROBE, Recorded
 
-OnGrad = Callable[[int, Tensor], None]
+OnGrad = Callable[[Span, Tensor], None]
 
 
 class Recorder:
-    """Owns the probes: one per trainable weight and batch size, a single element of memory each.
+    """Owns the probes: one per trainable weight and batch size, a single element of memory each."""
 
-    ``on_grad(index, grad_B)`` is called in backward with the per-sample gradients of span
-    ``index``, which are freed when it returns.
-    """
-
-    def __init__(self, spans: Sequence[Span], dtype: torch.dtype, on_grad: OnGrad) -> None:
+    def __init__(self, spans: Sequence[Span], dtype: torch.dtype) -> None:
         self._spans = spans
         self._dtype = dtype
-        self._on_grad = on_grad
+        self._on_grad: OnGrad | None = None
         self._probes: dict[int, dict[int, Tensor]] = {}
         self._active = False
 
@@ -54,15 +51,24 @@ class Recorder:
                 del vars(module)[PROBE], vars(module)[MAKE_PROBE]
             self._active = False
 
-    def probes(self, v: Tensor) -> list[Tensor]:
-        """The probes of a forward whose output is ``v``."""
+    def backward(self, v: Tensor, cotangent: Tensor, on_grad: OnGrad, *, retain: bool) -> None:
+        """One backward pass from ``v``, the output of a recorded forward, inside `layers`.
+
+        Calls ``on_grad(span, grad_B)`` with the per-sample gradients of every span that takes
+        part; they are freed when it returns. No parameter's ``.grad`` changes.
+        """
         probes = self._probes.get(v.shape[0])
         if not probes or not v.requires_grad:
             raise MarbleError(
                 "Jacobian.backward: v was not computed by a recorded forward of this batch size; "
                 "compute it inside `with jac.recording():`, with gradients enabled."
             )
-        return list(probes.values())
+        self._on_grad = on_grad
+        try:
+            inputs = list(probes.values())
+            torch.autograd.backward(v, cotangent, retain_graph=retain, inputs=inputs)
+        finally:
+            self._on_grad = None
 
     def _probe(self, index: int, batch: int) -> Tensor:
         probes = self._probes.setdefault(batch, {})
@@ -74,11 +80,19 @@ class Recorder:
         weight = self._spans[index].parameter
         probe = torch.zeros((), dtype=self._dtype, device=weight.device)
         probe = probe.expand(batch, *weight.shape).requires_grad_()
+        # Weak: tensors and their hooks are not garbage-collected in cycles, and this one would
+        # keep all accumulators alive.
+        recorder = weakref.ref(self)
 
         def hand_over(leaf: Tensor) -> None:
             grad, leaf.grad = leaf.grad, None
-            assert grad is not None
-            self._on_grad(index, grad)
+            owner = recorder()
+            if owner is None or owner._on_grad is None or grad is None:
+                raise MarbleError(
+                    "A recorded forward was differentiated outside Jacobian.backward; give its "
+                    "output only to jac.backward, and run other losses on an ordinary forward."
+                )
+            owner._on_grad(owner._spans[index], grad)
 
         probe.register_post_accumulate_grad_hook(hand_over)
         return probe

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Elements of a row converted to fp64 at a time: bounds the temporaries of `gram` and `dot`.
-CHUNK = 1 << 20
+# Elements (K × columns) converted to fp64 at a time: bounds the temporaries of `gram` and `dot`.
+CHUNK = 1 << 22
 
 
 class Rows:
@@ -44,10 +46,8 @@ def gram(
 ) -> Tensor:
     """``G_kl = Σ_j metric_j a_kj b_lj`` in fp64, on the CPU."""
     same = a is b and slot_a == slot_b
-    total = a.data.shape[2]
     out = a.data.new_zeros(a.data.shape[1], b.data.shape[1], dtype=torch.float64)
-    for start in range(0, total, CHUNK):
-        stop = min(start + CHUNK, total)
+    for start, stop in _chunks(a):
         left = a.part(slot_a, start, stop).double()
         right = left if same else b.part(slot_b, start, stop).double()
         if metric is not None:
@@ -58,9 +58,13 @@ def gram(
 
 def dot(rows: Rows, slot: int | None, vector: Tensor) -> Tensor:
     """``Σ_j row_kj vector_j`` for every k, in fp64, on the CPU."""
-    total = rows.data.shape[2]
     out = rows.data.new_zeros(rows.data.shape[1], dtype=torch.float64)
-    for start in range(0, total, CHUNK):
-        stop = min(start + CHUNK, total)
+    for start, stop in _chunks(rows):
         out.addmv_(rows.part(slot, start, stop).double(), vector[start:stop].double())
     return out.cpu()
+
+
+def _chunks(rows: Rows) -> Iterator[tuple[int, int]]:
+    _, k, total = rows.data.shape
+    width = max(1, CHUNK // k)
+    return ((start, min(start + width, total)) for start in range(0, total, width))
