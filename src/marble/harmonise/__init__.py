@@ -11,6 +11,7 @@ array([0.375, 0.75 ])
 0.5
 """
 
+from ._debias import DebiasedGram, debiased_gram
 from ._harmony import (
     direction_cosines,
     harmony,
@@ -19,19 +20,24 @@ from ._harmony import (
 )
 from ._min_norm import MinNorm, min_norm_point
 from ._registry import RULES, get_rule
-from ._rule import Rule, Weights
+from ._rule import FreeRule, GramRule, ObservingRule, Rule, Weights
 from ._schedule import Schedule
 from ._solution import Solution
 from .harmoniser import Harmoniser
 
 __all__ = [
     "RULES",
+    "DebiasedGram",
+    "FreeRule",
+    "GramRule",
     "Harmoniser",
     "MinNorm",
+    "ObservingRule",
     "Rule",
     "Schedule",
     "Solution",
     "Weights",
+    "debiased_gram",
     "direction_cosines",
     "get_rule",
     "harmony",

@@ -14,6 +14,8 @@ from ._linalg import Array
 
 # A coordinate enters while its gradient exceeds this many times its rounding scale.
 _TOLERANCE = 1e-14
+# Eigenvalues below this, relative to the largest and per row, are rounding of the matrix.
+FLAT = 1e-14
 
 
 def nonneg_qp(q: Array, b: Array, start: Array | None = None) -> Array:
@@ -54,33 +56,47 @@ def _objective(q: Array, b: Array, x: Array) -> float:
 def _settle(q: Array, b: Array, x: Array, inside: Array) -> Array:
     """Walk from x to the minimiser on `inside`, dropping coordinates that would turn negative."""
     inside = inside.copy()
-    while True:
+    while inside.any():
         index = np.flatnonzero(inside)
-        target = np.zeros_like(x)
-        if len(index) == 0:
-            return target
-        target[index] = _solve(q[np.ix_(index, index)], b[index])
-        blocking = index[target[index] <= 0.0]
-        if len(blocking) == 0:
-            return target
-        gone = blocking[x[blocking] == 0.0]
-        if len(gone) == 0:
-            ratio = x[blocking] / (x[blocking] - target[blocking])
-            step = float(ratio.min())
-            x = np.maximum((1.0 - step) * x + step * target, 0.0)
-            gone = blocking[ratio <= step]
+        here = x[index]
+        there = _minimiser(q[np.ix_(index, index)], b[index], here)
+        falling = there <= 0.0
+        if not falling.any():
+            x = np.zeros_like(x)
+            x[index] = there
+            return x
+        # Coordinates at 0 that would fall leave at once; otherwise go as far as signs allow.
+        room = np.where(falling, here / np.where(falling, here - there, 1.0), np.inf)
+        room[falling & (here == 0.0)] = 0.0
+        step = float(room.min())
+        leaving = index[room <= step]
         x = x.copy()
-        x[gone] = 0.0
-        inside[gone] = False
+        x[index] = np.maximum(here + step * (there - here), 0.0)
+        x[leaving] = 0.0
+        inside[leaving] = False
+    return np.zeros_like(x)
 
 
-def _solve(matrix: Array, rhs: Array) -> Array:
-    """matrix⁻¹ rhs with one step of refinement; least squares where the matrix is singular."""
+def _minimiser(q: Array, b: Array, x: Array) -> Array:
+    """Where to go from x if signs did not matter: the minimiser of ½yᵀQy − bᵀy.
+
+    The size of one step of iterative refinement tells whether Q is singular to working precision
+    (near-duplicated rewards). Then the objective is linear along the flat directions: if it falls
+    there, follow it beyond the first sign change; if not, keep x's part in them.
+    """
     try:
-        y = np.linalg.solve(matrix, rhs)
-        y += np.linalg.solve(matrix, rhs - matrix @ y)
+        y = np.linalg.solve(q, b)
+        correction = np.linalg.solve(q, b - q @ y)
+        if np.abs(correction).max() <= 1e-5 * np.abs(y).max():
+            return np.asarray(y + correction)
     except np.linalg.LinAlgError:
-        y = np.full(len(rhs), np.nan)
-    if not np.isfinite(y).all():
-        y = np.linalg.lstsq(matrix, rhs, rcond=None)[0]
-    return y
+        pass
+    values, vectors = np.linalg.eigh(q)
+    is_flat = values <= FLAT * len(b) * max(values[-1], np.finfo(float).tiny)
+    flat, rest = vectors[:, is_flat], vectors[:, ~is_flat]
+    slope = b - q @ x
+    ray = flat @ (flat.T @ slope)
+    if np.abs(ray).max() > 1e-15 * float((np.abs(b) + np.abs(q) @ x).max()) and ray.min() < 0.0:
+        shrinking = ray < 0.0
+        return np.asarray(x + 2.0 * ray * float((x[shrinking] / -ray[shrinking]).max() + 1.0))
+    return np.asarray(rest @ ((rest.T @ b) / values[~is_flat]) + flat @ (flat.T @ x))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ._linalg import Array
-from ._rule import Rule, Weights
+from ._rule import GramRule, Weights
 
 # A group whose members cancel to this has no direction of its own to offer.
 _CANCELLED = 1e-7
 
 
 def grouped_weights(
-    rule: Rule, gram: Array, preference: Array, group: Array
+    rule: GramRule, gram: Array, preference: Array, group: Array
 ) -> tuple[Weights, Array]:
     """Weights of a two-level balance, and which rewards took part.
 

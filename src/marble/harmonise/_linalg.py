@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,3 +29,35 @@ def on_simplex(weights: Array) -> Array:
     if not np.isfinite(total) or total <= 1e-12 * scale or scale == 0.0:
         return np.full(len(weights), 1.0 / max(len(weights), 1))
     return weights / total
+
+
+def share_duplicates(lengths: Array, cos: Array) -> Array:
+    """`lengths` of unit vectors, with identical vectors given the mean of their lengths.
+
+    Changes nothing about the sum of the vectors; makes the answer independent of their order.
+    """
+    same = cos >= 1.0 - 1e-14 * len(cos)
+    if np.count_nonzero(same) == len(cos):
+        return lengths
+    return np.asarray((same @ lengths) / same.sum(axis=1))
+
+
+def spread(alpha: Array, active: Array) -> Array:
+    """α with the weight of inactive rewards handed to the active ones; 0 if none is active.
+
+    Active rewards that hold no weight between them share equally.
+    """
+    if not active.any():
+        return np.zeros_like(alpha)
+    held = np.where(active, alpha, 0.0)
+    total = float(held.sum())
+    return np.asarray(held / total if total > 1e-12 else active / active.sum())
+
+
+def to_json(vector: Array) -> list[float | None]:
+    """A list that JSON keeps exactly; NaN becomes null."""
+    return [None if np.isnan(value) else float(value) for value in vector]
+
+
+def from_json(values: Sequence[float | None]) -> Array:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

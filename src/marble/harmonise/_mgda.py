@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ._linalg import Array, on_simplex
 from ._min_norm import min_norm_point
-from ._rule import Rule, Weights
+from ._rule import GramRule, Weights
 
 
-class MGDA(Rule):
+class MGDA(GramRule):
     """argmin_{α ∈ simplex} ‖Σ α_k g_k / π_k‖, solved exactly.
 
     At the optimum d·g_k/π_k is the same for every reward with weight and larger for the others,

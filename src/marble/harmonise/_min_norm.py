@@ -22,11 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._active_set import nonneg_qp
+from ._active_set import FLAT, nonneg_qp
 from ._linalg import Array, cosines
 
-# Directions in which the cosines vary by less than this are below the rounding of the Gram matrix.
-_FLAT = 1e-13
 # A point lies on the optimal face when its inner product is this close to ‖d‖².
 _ON_FACE = 1e-11
 
@@ -66,7 +64,9 @@ def min_norm_point(gram: Array) -> MinNorm:
     beta = _symmetrise(q, w, x / (w @ x), cos)
     alpha = w * beta
     alpha /= alpha.sum()
-    return MinNorm(alpha, _excess(cos, w, beta).max(initial=0.0), np.flatnonzero(alpha > 0.0))
+    return MinNorm(
+        alpha, float(_excess(cos, w, beta).max(initial=0.0)), np.flatnonzero(alpha > 0.0)
+    )
 
 
 def _excess(cos: Array, w: Array, beta: Array) -> Array:
@@ -104,12 +104,15 @@ def _symmetrise(q: Array, w: Array, beta: Array, cos: Array) -> Array:
     z = Nᵀu / (1 + rᵀu).
     """
     face = np.flatnonzero(_excess(cos, w, beta) >= -_ON_FACE)
-    if len(face) <= np.count_nonzero(beta):
-        return beta
-    values, vectors = np.linalg.eigh(q[np.ix_(face, face)])
-    flat = vectors[:, values <= _FLAT * len(face)]
-    if flat.shape[1] == 0:
-        return beta
+    matrix = q[np.ix_(face, face)]
+    try:
+        np.linalg.cholesky(
+            matrix - 2.0 * FLAT * len(face) * matrix.diagonal().max() * np.eye(len(face))
+        )
+        return beta  # regular: the optimum is unique
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(matrix)
+    flat = vectors[:, values <= FLAT * len(face) * values[-1]]
     across = beta[face] - flat @ (flat.T @ beta[face])
     if across.min() < 0.0:
         u = nonneg_qp(flat @ flat.T + np.outer(across, across), -across)

@@ -7,13 +7,36 @@ from typing import Any
 
 from marble.errors import MarbleError
 
+from ._aligned import Aligned
+from ._cagrad import CAGrad
+from ._dualproj import DualProj
+from ._fixed import Fixed
+from ._imtl_g import IMTLG
 from ._marble import Marble
 from ._mgda import MGDA
+from ._nash import Nash
 from ._options import nearest
+from ._pcgrad import PCGrad
+from ._progress import Progress
 from ._rule import Rule
 from ._uniform import Uniform
+from ._upgrad import UPGrad
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Marble, MGDA, Uniform)}
+_ALL: tuple[type[Rule], ...] = (
+    Marble,
+    MGDA,
+    UPGrad,
+    DualProj,
+    CAGrad,
+    PCGrad,
+    Nash,
+    IMTLG,
+    Aligned,
+    Uniform,
+    Fixed,
+    Progress,
+)
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in _ALL}
 
 
 def get_rule(name: str, **options: Any) -> Rule:

@@ -11,7 +11,7 @@ import numpy as np
 
 from marble.errors import MarbleError
 
-from ._linalg import Array, cosines
+from ._linalg import Array, cosines, spread
 
 
 @dataclass(frozen=True)
@@ -29,38 +29,20 @@ class Weights:
 
 
 class Rule(ABC):
-    """Base of all rules. Subclasses define `name` and `weights`.
+    """Base of all rules: a name, and weights from a Gram matrix.
 
-    `normalise` says whether the rule sees unit gradients; `needs_gram` whether it sees gradients
-    at all. A preference is a positive vector with mean 1: more means more important.
+    `normalise` says whether α weighs unit gradients. A preference is a positive vector: more
+    means more important.
     """
 
     name: ClassVar[str]
-    needs_gram: ClassVar[bool] = True
 
     def __init__(self, *, normalise: bool = True) -> None:
         self.normalise = normalise
 
     @abstractmethod
-    def weights(self, gram: Array, preference: Array) -> Weights:
-        """Weights for the vectors behind `gram` (no zero vectors, at least one)."""
-
     def __call__(self, gram: Array, preference: Array | None = None) -> Weights:
-        """Weights for a raw Gram matrix: checks it, normalises if the rule does, solves.
-
-        A zero gradient gets weight 0; if all are zero, so are all weights.
-        """
-        gram = check_gram(gram)
-        active = np.diagonal(gram) > 0.0
-        alpha = np.zeros(len(gram))
-        if not active.any():
-            return Weights(alpha, info={"silent": True})
-        matrix = gram[np.ix_(active, active)]
-        matrix = cosines(matrix)[1] if self.normalise else matrix
-        chosen = np.ones(len(gram)) if preference is None else np.asarray(preference, float)
-        answer = self.weights(matrix, chosen[active] / chosen[active].mean())
-        alpha[active] = answer.alpha
-        return Weights(alpha, answer.gap, answer.info)
+        """Weights for a raw Gram matrix. A zero gradient gets 0; if all are zero, all get 0."""
 
     def coefficients(self, alpha: Array, norms: Array) -> Array:
         """c with Σ c_k g_k the rule's direction: c_k = α_k n̄/‖g_k‖, or α_k on raw gradients.
@@ -70,26 +52,61 @@ class Rule(ABC):
         present = norms > 0.0
         if not present.any():
             return np.zeros_like(alpha)
-        if not self.normalise:
-            return np.where(present, alpha, 0.0)
-        return np.where(present, alpha * norms[present].mean() / np.where(present, norms, 1.0), 0.0)
+        scale = norms[present].mean() / np.where(present, norms, 1.0) if self.normalise else 1.0
+        return np.asarray(np.where(present, alpha * scale, 0.0))
 
-    # A rule that needs no Gram matrix answers these; for the others they do nothing.
 
+class GramRule(Rule):
+    """A rule that solves for its weights. Subclasses define `name` and `weights`."""
+
+    @abstractmethod
+    def weights(self, gram: Array, preference: Array) -> Weights:
+        """Weights for the vectors behind `gram`: at least one, none of them zero, as seen by the
+        rule (unit vectors where it normalises); `preference` has mean 1."""
+
+    def __call__(self, gram: Array, preference: Array | None = None) -> Weights:
+        gram = check_gram(gram)
+        active = np.diagonal(gram) > 0.0
+        alpha = np.zeros(len(gram))
+        if not active.any():
+            return Weights(alpha)
+        matrix = gram[np.ix_(active, active)]
+        matrix = cosines(matrix)[1] if self.normalise else matrix
+        chosen = np.ones(len(gram)) if preference is None else np.asarray(preference, float)
+        answer = self.weights(matrix, chosen[active] / chosen[active].mean())
+        alpha[active] = answer.alpha
+        return Weights(alpha, answer.gap, answer.info)
+
+
+class FreeRule(Rule):
+    """A rule that knows its weights without gradients. Subclasses define `name` and `current`."""
+
+    def __init__(self) -> None:
+        super().__init__(normalise=False)
+
+    @abstractmethod
     def current(self, preference: Array) -> Array:
-        """The weights of a rule without a solve."""
-        raise NotImplementedError(f"{self.name} needs a Gram matrix")
+        """The weights now, on the simplex."""
 
-    def observe(  # noqa: B027
-        self, means_K: Array, stds_K: Array, counts_K: Array | None = None
-    ) -> None:
-        """Take note of a step's reward statistics."""
+    def __call__(self, gram: Array, preference: Array | None = None) -> Weights:
+        gram = check_gram(gram)
+        chosen = np.ones(len(gram)) if preference is None else np.asarray(preference, float)
+        active = np.diagonal(gram) > 0.0
+        return Weights(spread(self.current(chosen), active))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore `state_dict`."""
+class ObservingRule(FreeRule):
+    """A free rule that learns from each step's reward statistics."""
+
+    @abstractmethod
+    def observe(self, means_K: Array, stds_K: Array, counts_K: Array | None = None) -> None:
+        """Take note of a step; NaN or a count of 0 marks a reward that did not apply."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def check_gram(gram: Any, names: tuple[str, ...] | None = None) -> Array:

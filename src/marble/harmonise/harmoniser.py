@@ -9,14 +9,13 @@ import numpy as np
 
 from marble.errors import CheckpointError, MarbleError
 
+from ._balance import Options, balance
 from ._ema import update_ema
-from ._floors import keep_floors
-from ._groups import grouped_weights
 from ._harmony import harmony, heldout_harmony
-from ._linalg import Array, cosines, on_simplex
+from ._linalg import Array, cosines, from_json, spread, to_json
 from ._options import check_names, floors_K, groups_K, named_options, priorities_K
 from ._registry import get_rule
-from ._rule import check_gram
+from ._rule import FreeRule, GramRule, ObservingRule, check_gram
 from ._schedule import Schedule
 from ._solution import Solution
 
@@ -70,23 +69,31 @@ class Harmoniser:
             raise MarbleError(f"ridge = {ridge}: give a number of at least 0.")
         self.names = check_names(names)
         self.rule = get_rule(method, **named_options(options, self.names))
+        if not self.needs_gram and (floors or groups or ridge):
+            raise MarbleError(
+                f"Method {method!r} looks at no gradients: floors, groups and ridge need a Gram "
+                "method such as 'marble'. Leave them out."
+            )
         self.schedule = Schedule(n, probe, consolidate, total_steps)
-        self.rho, self.ridge = rho, ridge
-        self.amortise, self.refresh_with = amortise, refresh_with
-        self.priorities_K = priorities_K(priorities, self.names)
-        self.floors_K = floors_K(floors, self.names)
-        self.group_K = groups_K(groups, self.names)
+        self.rho, self.amortise, self.refresh_with = rho, amortise, refresh_with
+        self.options = Options(
+            priorities_K(priorities, self.names),
+            floors_K(floors, self.names),
+            groups_K(groups, self.names),
+            float(ridge),
+        )
         k = len(self.names)
         self._ema_K = np.full(k, 1.0 / k)
         self._raw_K = np.full(k, 1.0 / k)
         self._norms_K = np.full(k, np.nan)
+        self._alpha()  # a fixed rule with the wrong number of weights fails here, not in a step
 
     # -- schedule -------------------------------------------------------------------------------
 
     @property
     def needs_gram(self) -> bool:
         """Whether the method looks at gradients at all."""
-        return self.rule.needs_gram
+        return isinstance(self.rule, GramRule)
 
     def is_refresh(self, step: int) -> bool:
         """Whether optimiser step `step` (from 0) must bring a Gram matrix."""
@@ -118,13 +125,18 @@ class Harmoniser:
         active, notes = self._active(active_K, norms)
         if not active.any():
             return self._nothing(cos, norms, (*notes, "All rewards are silent: no step."))
-        if self.needs_gram:
-            raw, gap, part, more = self._balance(gram, active)
-            notes += more
+        if isinstance(self.rule, GramRule):
+            index = np.flatnonzero(active)
+            sub = gram[np.ix_(index, index)]
+            found = balance(self.rule, sub, self.options.of(index), self._pick(index))
+            raw, gap = np.zeros(len(gram)), found.gap
+            raw[index] = found.alpha
+            notes += found.notes
             self._raw_K = raw
-            if part.any():
-                self._ema_K = update_ema(self._ema_K, raw, part, self.rho)
             self._norms_K = np.where(active, norms, self._norms_K)
+            if found.took_part.any():
+                part = np.isin(np.arange(len(gram)), index[found.took_part])
+                self._ema_K = update_ema(self._ema_K, raw, part, self.rho)
         else:
             raw, gap = self._share(active), None
         alpha = raw if self.refresh_with == "raw" or not self.needs_gram else self._share(active)
@@ -182,7 +194,14 @@ class Harmoniser:
 
         Only `progress` looks at them; for all others this does nothing.
         """
-        self.rule.observe(reward_means_K, reward_stds_K, counts_K)
+        if isinstance(self.rule, ObservingRule):
+            shape = (len(self.names),)
+            if np.shape(reward_means_K) != shape or np.shape(reward_stds_K) != shape:
+                raise MarbleError(
+                    f"observe needs one mean and one std for each of the {shape[0]} rewards, got "
+                    f"shapes {np.shape(reward_means_K)} and {np.shape(reward_stds_K)}."
+                )
+            self.rule.observe(reward_means_K, reward_stds_K, counts_K)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -191,10 +210,10 @@ class Harmoniser:
         return {
             "method": self.rule.name,
             "names": list(self.names),
-            "ema": self._ema_K.tolist(),
-            "raw": self._raw_K.tolist(),
-            "norms": [None if np.isnan(v) else float(v) for v in self._norms_K],
-            "rule": self.rule.state_dict(),
+            "ema": to_json(self._ema_K),
+            "raw": to_json(self._raw_K),
+            "norms": to_json(self._norms_K),
+            "rule": self.rule.state_dict() if isinstance(self.rule, ObservingRule) else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,69 +224,28 @@ class Harmoniser:
                     f"The saved balance state has {key} {state.get(key)!r}, this run {mine!r}. "
                     "Resume with the same balance.method and rewards, or start without the state."
                 )
-        self._ema_K = np.array(state["ema"], dtype=np.float64)
-        self._raw_K = np.array(state["raw"], dtype=np.float64)
-        self._norms_K = np.array(
-            [np.nan if v is None else v for v in state["norms"]], dtype=np.float64
-        )
-        self.rule.load_state_dict(state["rule"])
+        self._ema_K = from_json(state["ema"])
+        self._raw_K = from_json(state["raw"])
+        self._norms_K = from_json(state["norms"])
+        if isinstance(self.rule, ObservingRule):
+            self.rule.load_state_dict(state["rule"])
 
     # -- parts ----------------------------------------------------------------------------------
 
     def _alpha(self) -> Array:
         """ᾱ, or the weights of a rule that has no solve."""
-        if self.needs_gram:
-            return self._ema_K.copy()
-        return self.rule.current(self.priorities_K)
+        if isinstance(self.rule, FreeRule):
+            return self.rule.current(self.options.priorities_K)
+        return self._ema_K.copy()
 
     def _share(self, active: Array) -> Array:
         """ᾱ with the weight of the silent rewards handed to the active ones."""
-        return _spread(self._alpha(), active)
+        return spread(self._alpha(), active)
 
     def _known_norms(self) -> Array:
         """Norms of the last refresh; the mean of the known ones is the guess for an unknown one."""
         known = np.isfinite(self._norms_K)
         return np.where(known, self._norms_K, self._norms_K[known].mean() if known.any() else 1.0)
-
-    def _balance(
-        self, gram: Array, active: Array
-    ) -> tuple[Array, float | None, Array, tuple[str, ...]]:
-        """α* on the active rewards, its gap, the rewards that took part, and notes."""
-        index = np.flatnonzero(active)
-        matrix = gram[np.ix_(index, index)]
-        matrix = cosines(matrix)[1] if self.rule.normalise else matrix
-        solved = matrix + self.ridge * np.diag(np.diagonal(matrix))
-        priorities = self.priorities_K[index]
-        preference = priorities / priorities.mean()
-        notes: tuple[str, ...] = ()
-        part = active.copy()
-        if self.group_K is None:
-            answer = self.rule.weights(solved, preference)
-        else:
-            answer, took_part = grouped_weights(self.rule, solved, preference, self.group_K[index])
-            part[index[~took_part]] = False
-            if not took_part.all():
-                notes += (f"Cancelled inside their group: {self._list(index[~took_part])}.",)
-        weights = answer.alpha
-        floors = self.floors_K[index]
-        if not np.isnan(floors).all():
-            floored = keep_floors(weights, matrix, floors, priorities)
-            weights = floored.alpha
-            notes += self._relaxed(index, floors, floored.floors)
-        raw = np.zeros(len(gram))
-        raw[index] = on_simplex(weights)
-        return raw, answer.gap, part, notes
-
-    def _relaxed(self, index: Array, wanted: Array, kept: Array) -> tuple[str, ...]:
-        notes = []
-        for k, before, after in zip(index, wanted, kept):
-            if np.isnan(before) or before == after:
-                continue
-            became = "given up" if np.isnan(after) else f"relaxed to {after:.3g}"
-            notes.append(
-                f"Floors cannot all hold: that of {self.names[k]} ({before:.3g}) is {became}."
-            )
-        return tuple(notes)
 
     def _active(self, active_K: Array | None, norms: Array | None) -> tuple[Array, tuple[str, ...]]:
         k = len(self.names)
@@ -277,7 +255,7 @@ class Harmoniser:
         if norms is not None:
             active &= norms > 0.0
         silent = np.flatnonzero(~active)
-        return active, (f"Silent: {self._list(silent)}.",) if len(silent) else ()
+        return active, (f"Silent: {', '.join(self._pick(silent))}.",) if len(silent) else ()
 
     def _nothing(self, cos: Array, norms: Array, notes: tuple[str, ...]) -> Solution:
         zero = np.zeros(len(self.names))
@@ -297,14 +275,10 @@ class Harmoniser:
             )
         bad = ~(np.isfinite(cross).all(axis=0) & np.isfinite(norms))
         if bad.any():
-            raise MarbleError(f"The held-out gradient of {self._list(bad)} is not finite.")
+            raise MarbleError(
+                f"The held-out gradient of {', '.join(self._pick(bad))} is not finite."
+            )
         return cross, norms
 
-    def _list(self, which: Array) -> str:
-        return ", ".join(np.array(self.names)[which])
-
-
-def _spread(alpha: Array, active: Array) -> Array:
-    held = np.where(active, alpha, 0.0)
-    total = held.sum()
-    return held / total if total > 1e-12 else active / active.sum()
+    def _pick(self, which: Array) -> list[str]:
+        return [str(name) for name in np.array(self.names)[which]]
