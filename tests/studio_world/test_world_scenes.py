@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from _draws import draws
+from _world_draws import draws
 
 from marble.errors import MarbleError
 from marble.studio.world import (

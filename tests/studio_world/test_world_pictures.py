@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from _draws import draws
+from _world_draws import draws
 
 from marble.errors import MarbleError
 from marble.studio.world import (
