@@ -1,0 +1,44 @@
+"""Where weights are: a folder of this machine, the package's own, or a pinned hub revision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marble.errors import MarbleError
+
+STUDIO = Path(__file__).parent.parent / "studio" / "assets" / "rewards"
+
+
+def local_folder(path: str | Path, revision: str | None, *, weights: bool = True) -> Path:
+    """The folder of a checkpoint, downloaded at ``revision`` if ``path`` is a hub id."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    text = str(path)
+    if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
+        raise MarbleError(f"no such folder: {text}; give a checkpoint's folder or a hub id")
+    from huggingface_hub import snapshot_download
+
+    skip = ["*.bin", "*.msgpack", "*.h5", "*.ckpt", "*.onnx", "*.pt", "*.pth"]
+    keep = None if weights else ["*.json", "*.txt", "*.model"]
+    try:
+        return Path(
+            snapshot_download(text, revision=revision, allow_patterns=keep, ignore_patterns=skip)
+        )
+    except Exception as error:
+        raise MarbleError(
+            f"cannot get {text}@{revision or 'main'} from the hub ({type(error).__name__}); "
+            "check the network and, for gated models, that you accepted the licence and ran "
+            "`hf auth login`, or give the path of a local copy"
+        ) from error
+
+
+def studio_folder(name: str) -> Path:
+    """The folder of a reward model that ships with the package."""
+    folder = STUDIO / name
+    if not folder.is_dir():
+        raise MarbleError(
+            f"the studio's reward model {name} is missing from this installation; "
+            "reinstall marble-rl, or rebuild it with `make studio`"
+        )
+    return folder
