@@ -78,7 +78,7 @@ def _micro_batch(
     noise = pair_noise(samples, x_0, settings.seed, inner, j)
     s = sigma.view(-1, *[1] * (x_0.dim() - 1))
     x_t = (1 - s) * x_0 + s * noise
-    cond = adapter.encode([sample.prompt.text for sample in samples])
+    cond = adapter.encode([sample.prompt.text for sample in samples]).to(adapter.device)
     v_ref = None
     with torch.no_grad():
         with adapter.using("old"):

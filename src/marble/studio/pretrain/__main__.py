@@ -1,0 +1,103 @@
+"""`python -m marble.studio.pretrain`: makes the studio's weights from nothing (`make studio`).
+
+Stages: pictures → autoencoder → generator (one process), reward models (another, on the same GPU),
+then the acceptance table. About 12 minutes on an H200; `--smoke` runs every line in two minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..world import generate, load_split, vocabulary
+from .common import Budget
+from .generator import sample_latents, train_generator
+from .pipeline import save_pipeline
+from .tokenizer import MAX_LENGTH, build_tokenizer
+from .vae import decode_latents, encode_latents, train_vae
+
+# source → (share of the pictures, share of captions that are wrong in one thing, as on the web)
+SOURCES = {"geneval": (0.45, 0.4), "ocr": (0.35, 0.5), "general": (0.2, 0.3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m marble.studio.pretrain", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/studio"), help="where the folders go")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--pictures", type=int, default=300_000)
+    parser.add_argument("--vae-seconds", type=float, default=120)
+    parser.add_argument("--generator-seconds", type=float, default=320)
+    parser.add_argument("--shift", type=float, default=1.0, help="of the flow-match scheduler")
+    parser.add_argument("--stages", default="generator,rewards", help="which of the two to run")
+    parser.add_argument("--smoke", action="store_true", help="every line once, tiny, meaningless weights")
+    args = parser.parse_args()
+    if args.smoke:
+        args.pictures, args.vae_seconds, args.generator_seconds = 600, 15, 15
+    args.out.mkdir(parents=True, exist_ok=True)
+    stages = args.stages.split(",")
+    rewards = _start_rewards(args) if "rewards" in stages else None
+    if "generator" in stages:
+        _generator(args)
+    if rewards is not None and rewards.wait() != 0:
+        sys.exit("studio: training the reward models failed; see its output above")
+
+
+def _start_rewards(args: argparse.Namespace) -> subprocess.Popen:
+    """The reward models train beside the generator: neither fills the GPU alone."""
+    command = [sys.executable, "-m", "marble.studio.pretrain.rewards"]
+    command += ["--out", str(args.out / "rewards"), "--device", args.device]
+    return subprocess.Popen(command + (["--smoke"] if args.smoke else []))
+
+
+def _pictures(count: int, workers: int) -> tuple[torch.Tensor, list[str]]:
+    images, prompts = [], []
+    for seed, (source, (share, sloppy)) in enumerate(SOURCES.items()):
+        n = round(count * share)
+        data = generate(n, seed=seed, workers=workers, sloppy=sloppy, sources={source: 1.0})
+        images.append(torch.from_numpy(data["images"]).permute(0, 3, 1, 2))
+        prompts += data["prompts"]
+    return torch.cat(images).contiguous(), prompts
+
+
+def _generator(args: argparse.Namespace) -> None:
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    device, started = torch.device(args.device), time.perf_counter()
+    workers = max(1, (os.cpu_count() or 1) - 2)
+    images, prompts = _pictures(args.pictures, workers)
+    images = images.to(device)
+    print(f"{len(images)} pictures in {time.perf_counter() - started:.0f} s", flush=True)
+
+    words = vocabulary()
+    tokenizer = build_tokenizer(words)
+
+    def tokenize(prompts: list[str]) -> torch.Tensor:
+        padded = tokenizer(prompts, padding="max_length", max_length=MAX_LENGTH, truncation=True)
+        return torch.tensor(padded["input_ids"]).to(device)
+
+    vae = train_vae(images, device, Budget(args.vae_seconds))
+    latents = encode_latents(vae, images, device)
+    ids = tokenize(prompts)
+    model = train_generator(
+        latents, ids, tokenize([""]), len(tokenizer), device, Budget(args.generator_seconds)
+    )
+
+    test = [p["prompt"] for s in ("ocr", "geneval", "general") for p in load_split(s, "test")[:64]]
+    drawn = decode_latents(vae, sample_latents(model, tokenize(test), seed=7, shift=args.shift))
+    np.savez_compressed(args.out / "samples.npz", images=drawn.numpy(), prompts=np.array(test))
+    held = images[:64].cpu()
+    again = decode_latents(vae, latents[:64])
+    np.savez_compressed(args.out / "autoencoder.npz", real=held.numpy(), again=again.numpy())
+    save_pipeline(args.out / "pipeline", model, vae, words, shift=args.shift)
+    print(f"generator done after {time.perf_counter() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The run folder: what a run leaves behind, and the lock that keeps two runs out of one folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from marble.balance import Batch
+from marble.data import Sample
+from marble.errors import MarbleError
+from marble.training.checkpoint import step_name
+from marble.training.metrics import plain
+
+PACKAGES = ("marble-rl", "torch", "diffusers", "peft", "accelerate", "transformers", "numpy")
+
+
+class RunFolder:
+    """Writes into one run's folder. Only the main process has one."""
+
+    def __init__(self, path: Path, *, resuming: bool) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+        except OSError as error:
+            raise MarbleError(f"{path}: cannot write there ({error.strerror}); choose another --out") from error
+        if not resuming and (path / "metrics.jsonl").exists():
+            raise MarbleError(
+                f"{path} already holds a run; resume it with --resume {path}, or choose another --out"
+            )
+        self._started = time.time()
+
+    def _take_lock(self) -> IO[bytes]:
+        lock = (self.path / ".lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise MarbleError(f"{self.path}: another run is writing there; choose another --out") from None
+        return lock
+
+    def write_text(self, name: str, text: str) -> None:
+        """Atomically: a reader sees the old file or the new one."""
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}")
+        temporary.write_text(text)
+        os.replace(temporary, target)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_text(name, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+
+    def write_status(self, status: str, step: int, steps: int, seconds_before: float = 0.0) -> None:
+        self.write_json(
+            "run.json",
+            {
+                "status": status,
+                "step": step,
+                "steps": steps,
+                "started": self._started,
+                "seconds": seconds_before + time.time() - self._started,
+            },
+        )
+
+    def write_pictures(
+        self,
+        folder: str,
+        step: int,
+        samples: Sequence[Sample],
+        images: Tensor,
+        scores: dict[str, np.ndarray],
+    ) -> None:
+        """PNGs and an index with prompt, source, seed and scores."""
+        where = self.path / folder
+        where.mkdir(parents=True, exist_ok=True)
+        entries = []
+        for i, (sample, image) in enumerate(zip(samples, images)):
+            name = f"{i:03d}.png"
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(where / name)
+            entries.append(
+                {
+                    "id": i,
+                    "file": name,
+                    "prompt": sample.prompt.text,
+                    "source": sample.prompt.source,
+                    "seed": sample.seed,
+                    "scores": {reward: float(row[i]) for reward, row in scores.items()},
+                }
+            )
+        self.write_json(f"{folder}/index.json", {"step": step, "rewards": list(scores), "samples": entries})
+
+    def write_advantages(self, step: int, names: list[str], batch: Batch, samples: list[dict]) -> None:
+        """Per-sample advantages of a step, for the specialist-sample view."""
+        self.write_json(
+            f"advantages/{step_name(step)}.json",
+            {
+                "step": step,
+                "rewards": names,
+                "samples": samples,
+                "advantage": batch.adv.adv_KN.double().numpy().round(4).tolist(),
+            },
+        )
+
+    def close(self) -> None:
+        self._lock.close()
+
+
+def environment(device: torch.device, processes: int) -> dict[str, Any]:
+    """Versions, device and the state of the source tree."""
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "processes": processes,
+        "cpu_threads": torch.get_num_threads(),
+        "git": _git_state(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        changes = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(changes.strip())}

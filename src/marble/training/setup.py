@@ -1,0 +1,194 @@
+"""From a recipe to the parts of a run. What can be checked cheaply is checked before anything loads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import marble.models
+from marble.balance import Balancer
+from marble.balance.gates import Gate, dropout, only, stages
+from marble.data import GroupSampler, Prompt, Sample, held_out, load_prompts, sample_seed
+from marble.errors import MarbleError
+from marble.models.base import Adapter
+from marble.objectives import NFT
+from marble.recipe import Recipe
+from marble.rewards import RewardSet
+from marble.rewards import load as load_reward
+
+
+@dataclass
+class Parts:
+    """Everything a run is made of, on this process's device."""
+
+    adapter: Adapter
+    rewards: RewardSet
+    heldout: RewardSet | None
+    samplers: list[tuple[int, GroupSampler]]
+    """(first optimiser step, sampler); one entry unless the stages have sources of their own."""
+    eval_samples: list[Sample]
+    balancer: Balancer
+    optimizer: torch.optim.AdamW
+
+
+def build(recipe: Recipe, device: torch.device) -> Parts:
+    """Prompts and model folder are checked first, the rewards load next, the model last."""
+    samplers = _samplers(recipe)
+    eval_samples = evaluation_samples(recipe)
+    marble.models.check(recipe.model.path, recipe.model.revision)
+    rewards, heldout = build_rewards(recipe, device)
+    adapter = build_adapter(recipe, device)
+    prompts = [p.text for _, s in samplers for part in s.prompts.values() for p in part]
+    adapter.check_prompts([*dict.fromkeys(prompts), *(s.prompt.text for s in eval_samples)])
+    lora = recipe.model.lora
+    adapter.add_lora(
+        lora.rank, lora.alpha, targets=lora.targets, init=lora.init, seed=recipe.train.seed
+    )
+    optim = recipe.optim
+    optimizer = torch.optim.AdamW(
+        list(adapter.lora_parameters().values()),
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+    )
+    balancer = build_balancer(recipe, adapter, optimizer)
+    return Parts(adapter, rewards, heldout, samplers, eval_samples, balancer, optimizer)
+
+
+def build_adapter(recipe: Recipe, device: torch.device) -> Adapter:
+    model = recipe.model
+    return marble.models.load(
+        model.path,
+        revision=model.revision,
+        device=str(device),
+        dtype=model.dtype,
+        precision=recipe.train.precision,
+        resolution=model.resolution,
+        max_sequence_length=model.max_sequence_length,
+        gradient_checkpointing=model.gradient_checkpointing,
+        compile=model.compile,
+    )
+
+
+def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, RewardSet | None]:
+    """The rewards trained on, and those only measured. One instance serves training and evaluation."""
+    sets = []
+    for group in (recipe.rewards.train, recipe.rewards.heldout):
+        members = []
+        for entry in group:
+            reward = load_reward(entry.reward, **entry.options)
+            members.append((entry.name, reward.to(device), entry.sources))
+        options: dict[str, Any] = {
+            "on_error": recipe.rewards.on_error,
+            "deadline_s": recipe.rewards.deadline_s,
+        }
+        sets.append(RewardSet(members, **options) if members else None)
+    assert sets[0] is not None
+    return sets[0], sets[1]
+
+
+def build_balancer(
+    recipe: Recipe, adapter: Adapter, optimizer: torch.optim.Optimizer | None
+) -> Balancer:
+    b, o, names = recipe.balance, recipe.objective, recipe.rewards.names
+    options: dict[str, Any] = {}
+    if b.method == "progress":
+        options = b.progress.model_dump()
+        if options["units"] == "range":
+            options["ranges"] = _ranges(recipe)
+    return Balancer(
+        adapter.transformer,
+        names,
+        method=b.method,
+        objective=NFT(beta=o.beta, a_max=o.a_max, adaptive=o.form == "adaptive"),
+        weights=dict(zip(names, recipe.rewards.weights)),
+        std=o.advantage_std,
+        target=b.target,
+        every=b.every,
+        measure_every=recipe.log.harmony_every,
+        heldout=b.heldout_half,
+        debias=b.debias,
+        gradient_ema=b.gradient_ema,
+        metric=b.metric,
+        optimizer=optimizer,
+        drop_silent=b.drop_silent,
+        gate=_gate(recipe),
+        seed=recipe.train.seed,
+        rho=b.rho,
+        amortise=b.amortise,
+        priorities=b.priorities,
+        floors={name: 0.0 for name in b.floors},
+        groups=b.groups,
+        ridge=b.ridge,
+        probe=b.probe,
+        consolidate=b.consolidate,
+        total_steps=recipe.train.steps,
+        options=options,
+    )
+
+
+def _ranges(recipe: Recipe) -> dict[str, tuple[float, float]]:
+    ranges = {}
+    for entry in recipe.rewards.train:
+        span = load_reward(entry.reward, **entry.options).range
+        if span is None:
+            raise MarbleError(
+                f"balance.progress.units=range: reward '{entry.name}' declares no range; use units=std"
+            )
+        ranges[entry.name] = span
+    return ranges
+
+
+def _gate(recipe: Recipe) -> Gate | None:
+    b, names = recipe.balance, recipe.rewards.names
+    if b.method == "single":
+        return only(len(names), names.index(b.reward or names[0]))
+    if b.method == "dropout":
+        return dropout(len(names), b.dropout, recipe.train.seed)
+    if b.method == "sequential":
+        plan = recipe.stages()
+        members = [[names.index(n) for n in stage.rewards or names] for _, stage in plan]
+        return stages(len(names), [start for start, _ in plan], members)
+    return None
+
+
+def _samplers(recipe: Recipe) -> list[tuple[int, GroupSampler]]:
+    data = recipe.data
+    prompts: dict[str, list[Prompt]] = {
+        name: load_prompts(source.path, data.train_split, source=name)
+        for name, source in data.sources.items()
+        if source.share > 0
+    }
+
+    def sampler(sources: list[str]) -> GroupSampler:
+        return GroupSampler(
+            {name: prompts[name] for name in sources},
+            {name: data.sources[name].share for name in sources},
+            prompts_per_epoch=data.prompts_per_epoch,
+            images_per_prompt=data.images_per_prompt,
+            seed=recipe.train.seed,
+        )
+
+    if recipe.balance.method != "sequential":
+        return [(0, sampler(list(prompts)))]
+    return [
+        (start, sampler([s for s in prompts if stage.sources is None or s in stage.sources]))
+        for start, stage in recipe.stages()
+    ]
+
+
+def evaluation_samples(recipe: Recipe) -> list[Sample]:
+    """Held-out prompts with fixed seeds: the same pictures to be for every model and every step."""
+    data, settings = recipe.data, recipe.eval
+    samples: list[Sample] = []
+    for name, source in data.sources.items():
+        prompts = load_prompts(source.eval_path or source.path, data.eval_split, source=name)
+        for prompt in held_out(prompts, settings.prompts, settings.seed):
+            group = len(samples) // settings.images_per_prompt
+            for _ in range(settings.images_per_prompt):
+                i = len(samples)
+                samples.append(Sample(prompt, group, sample_seed(settings.seed, i), i))
+    return samples
