@@ -1,0 +1,123 @@
+// Wiring: theme, run, reward chips, sliders, contents; then everything is drawn once.
+
+function drawAll() {
+  for (const id of charts.keys()) draw(id);
+}
+
+function paintDots() {
+  document.querySelectorAll("[data-reward]").forEach((dot) => { dot.style.background = rewardColour(dot.dataset.reward); });
+  document.querySelectorAll("[data-run-name]").forEach((dot) => {
+    const index = DATA.runs.findIndex((r) => r.name === dot.dataset.runName);
+    dot.style.background = index < 0 ? css("--muted") : runColour(index);
+  });
+}
+
+function setTheme(theme, keep = true) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").setAttribute("aria-pressed", String(theme === "dark"));
+  byId("theme").textContent = theme === "dark" ? "Light" : "Dark";
+  byId("theme").setAttribute("aria-label", "Dark theme");
+  if (keep) try { localStorage.setItem("marble-theme", theme); } catch { /* a page opened from disk may have no storage */ }
+}
+
+function storedTheme() {
+  try { return localStorage.getItem("marble-theme"); } catch { return null; }
+}
+
+function drawChips() {
+  const run = currentRun();
+  const names = run.rewards;
+  byId("chips").hidden = names.length < 2;
+  byId("chips").replaceChildren(...names.map((name) => {
+    const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    key.setAttribute("viewBox", "0 0 26 10");
+    key.setAttribute("aria-hidden", "true");
+    const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    const dash = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3" }[rewardDash(name)];
+    for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 5, y2: 5, "stroke-width": 4, "stroke-dasharray": dash })) stroke.setAttribute(k, v);
+    stroke.style.stroke = rewardColour(name);
+    key.append(stroke);
+    return el("button", {
+      type: "button", "aria-pressed": String(!state.hidden.has(name)), "data-chip": name,
+      onclick: (event) => {
+        state.hidden.has(name) ? state.hidden.delete(name) : state.hidden.add(name);
+        event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(name)));
+        ["rewards-raw", "rewards-relative", "alpha", "grad-norm"].forEach(draw);
+      },
+    }, key, name);
+  }));
+}
+
+function showRun(index) {
+  state.run = index;
+  document.querySelectorAll("[data-run]").forEach((block) => { block.hidden = Number(block.dataset.run) !== index; });
+  drawChips();
+  drawConflicts(currentRun());
+  setUpPictures();
+  drawPictures();
+  drawFilm();
+  drawAll();
+}
+
+function listen() {
+  byId("theme").addEventListener("click", () => {
+    setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+    repaint();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+    if (storedTheme()) return;
+    setTheme(event.matches ? "dark" : "light", false);
+    repaint();
+  });
+  byId("run")?.addEventListener("change", (event) => showRun(Number(event.target.value)));
+  for (const id of ["cosines", "advantages"]) byId(`${id}-slider`).addEventListener("input", () => draw(id));
+  for (const id of ["pareto-x", "pareto-y"]) byId(id).addEventListener("change", () => draw("pareto"));
+  listenToPictures();
+  let timer = 0, width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    clearTimeout(timer);
+    timer = setTimeout(drawAll, 150);
+  });
+  // Paper is light and narrower than most screens.
+  let before = null;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    setTheme("light", false);
+    document.querySelectorAll(".plot").forEach((plot) => { plot.style.width = "690px"; });
+    repaint();
+  });
+  addEventListener("afterprint", () => {
+    document.querySelectorAll(".plot").forEach((plot) => { plot.style.width = ""; });
+    setTheme(before || "light", false);
+    repaint();
+  });
+}
+
+function repaint() {
+  paintDots();
+  drawChips();
+  drawPictures();
+  drawAll();
+}
+
+function followContents() {
+  const links = new Map([...document.querySelectorAll(".toc a")].map((a) => [a.hash.slice(1), a]));
+  const visible = new Set();
+  const observer = new IntersectionObserver((entries) => {
+    entries.forEach((entry) => (entry.isIntersecting ? visible.add(entry.target.id) : visible.delete(entry.target.id)));
+    const first = [...links.keys()].find((id) => visible.has(id));
+    links.forEach((link, id) => (id === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current")));
+  }, { rootMargin: "-80px 0px -55% 0px" });
+  links.forEach((_, id) => observer.observe(byId(id)));
+}
+
+setTheme(storedTheme() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"), false);
+setUpPareto();
+paintDots();
+listen();
+showRun(0);
+drawByMethod();
+followContents();
+document.documentElement.dataset.ready = "true";

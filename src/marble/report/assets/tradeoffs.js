@@ -1,0 +1,117 @@
+// Trade-offs: any two rewards with the front between them, and all rewards at once.
+
+const dominates = (p, q) => p.x >= q.x && p.y >= q.y && (p.x > q.x || p.y > q.y);
+const frontOf = (points) => points.filter((p) => !points.some((q) => dominates(q, p))).sort((a, b) => a.x - b.x);
+
+// Area dominated beyond the reference point: a sweep over the front from right to left.
+function area(points, origin) {
+  let sum = 0, height = origin.y;
+  for (const p of frontOf(points).reverse()) {
+    if (p.x <= origin.x || p.y <= height) continue;
+    sum += (p.x - origin.x) * (p.y - height);
+    height = p.y;
+  }
+  return sum;
+}
+
+function paretoPoints(x, y) {
+  return DATA.runs.flatMap((run, index) => run.evals
+    .filter((e) => e.scores[x] && e.scores[y])
+    .map((e) => ({ run: index, step: e.step, x: e.scores[x][0], y: e.scores[y][0] })));
+}
+
+function setUpPareto() {
+  const names = DATA.rewards.map((n) => [n, n]);
+  options(byId("pareto-x"), names);
+  options(byId("pareto-y"), names);
+  byId("pareto-y").value = DATA.rewards[Math.min(1, DATA.rewards.length - 1)];
+}
+
+chart("pareto", () => {
+  const x = byId("pareto-x").value, y = byId("pareto-y").value;
+  const note = byId("pareto-note");
+  note.textContent = "";
+  const points = paretoPoints(x, y);
+  if (points.length < 2) return null;
+  const front = frontOf(points);
+  const several = DATA.runs.length > 1;
+  const data = [{
+    type: "scatter", mode: "lines", x: front.map((p) => p.x), y: front.map((p) => p.y), line: { color: css("--muted"), width: 1.2, dash: "dot", shape: "vh" }, hoverinfo: "skip", showlegend: false,
+  }];
+  const notes = [];
+  DATA.runs.forEach((run, index) => {
+    const own = points.filter((p) => p.run === index);
+    if (!own.length) return;
+    const colour = several ? runColour(index) : css("--accent");
+    const last = own.length - 1;
+    data.push({
+      type: "scatter", mode: several ? "lines+markers" : "lines+markers+text", x: own.map((p) => p.x), y: own.map((p) => p.y), name: plain(run.name),
+      text: own.map((p) => (p.step ? (own.length <= 12 || p.step === own[last].step ? ` ${p.step}` : "") : " base")), textposition: "bottom right", textfont: { size: 11, color: css("--muted") },
+      line: { color: colour, width: 1, dash: "solid" },
+      marker: {
+        color: colour, size: own.map((p) => (front.includes(p) ? 13 : 8)), symbol: own.map((p) => (p.step ? runSymbol(index) : "circle-open")),
+        opacity: own.map((_, i) => 0.45 + (0.55 * i) / Math.max(1, last)), line: { color: css("--ink"), width: own.map((p) => (front.includes(p) && p.step ? 2 : 0)) },
+      },
+      customdata: own.map((p) => (p.step ? `step ${p.step}` : "base")), hovertemplate: `${plain(run.name)} %{customdata}<br>${plain(x)} %{x:.3g}<br>${plain(y)} %{y:.3g}<extra></extra>`,
+    });
+    const origin = own.find((p) => p.step === 0);
+    if (origin) {
+      const rise = area(own, origin);
+      notes.push({ name: run.name, rise });
+    }
+  });
+  if (x !== y && notes.length) {
+    note.textContent = `Hypervolume beyond the base (${x} × ${y}): ` + notes.map((n) => (several ? `${n.name} ` : "") + Number(n.rise.toPrecision(3))).join(", ") + ".";
+  }
+  return {
+    data,
+    layout: layout({ xaxis: axis(plain(x)), yaxis: axis(plain(y)), height: 420, showlegend: several, legend: { ...legendBelow(), y: -0.18 }, hovermode: "closest" }),
+    alt: `${points.length} points, ${front.length} on the front: ${front.slice(0, 6).map((p) => `${DATA.runs[p.run].name} ${p.step ? "step " + p.step : "base"}`).join(", ")}.`,
+  };
+});
+
+chart("parallel", (run, width) => {
+  const several = DATA.runs.length > 1;
+  const rows = several
+    ? DATA.runs.map((r, i) => ({ run: r, index: i, gain: r.gains.find((g) => g.step === r.chosen) })).filter((r) => r.gain)
+    : run.gains.map((gain, i) => ({ run, index: i, gain }));
+  if (!rows.length) return null;
+  const names = DATA.rewards.filter((n) => rows.some((r) => r.gain.z[n] != null));
+  const x = names.map((_, i) => i);
+  const data = rows.map(({ run: owner, index, gain }, i) => {
+    const taken = gain.step === owner.chosen;
+    const label = several ? `${plain(owner.name)} (step ${gain.step})` : `step ${gain.step}${taken ? ", recommended" : ""}`;
+    const colour = several ? runColour(index) : taken ? css("--accent") : css("--muted");
+    return {
+      type: "scatter", mode: "lines+markers", x, y: names.map((n) => gain.z[n] ?? null), name: label, connectgaps: false,
+      opacity: several || taken ? 1 : 0.25 + (0.5 * (i + 1)) / rows.length, line: { color: colour, width: several || taken ? 2.5 : 1.2, dash: several ? DASHES[Math.floor(index / 2) % 4] : "solid" },
+      marker: { size: 7, symbol: several ? runSymbol(index) : "circle", color: colour }, hovertemplate: `${label} %{y:+.2f} σ<extra></extra>`,
+    };
+  });
+  const tilted = names.length * 80 > width;
+  const held = names.filter((n) => DATA.runs.some((r) => r.heldout.includes(n)));
+  return {
+    data,
+    layout: layout({
+      height: 400, showlegend: rows.length <= 12, legend: { ...legendBelow(), y: tilted ? -0.34 : -0.18 }, hovermode: names.length <= 12 ? "x unified" : "closest",
+      xaxis: axis("", { tickvals: x, ticktext: names.map((n) => plain(brief(n, 16)) + (held.includes(n) ? "<br><i>held out</i>" : "")), tickangle: tilted ? -45 : 0, tickfont: { size: 12, color: css("--ink") }, range: [-0.3, names.length - 0.7] }),
+      yaxis: axis("gain, σ", { zeroline: true, zerolinecolor: css("--ink"), zerolinewidth: 1.5 }),
+    }),
+    alt: rows.slice(-4).map(({ run: owner, gain }) => `${several ? owner.name : "step " + gain.step}: lowest gain ${number(Math.min(...names.map((n) => gain.z[n]).filter((v) => v != null)))} σ`).join("; ") + ".",
+  };
+});
+
+chart("overlay", (_, width) => {
+  const names = DATA.rewards.filter((n) => DATA.runs.some((r) => r.evals.some((e) => e.scores[n])));
+  if (!names.length) return null;
+  const built = panels(names, width, (name, i) => DATA.runs.map((run, index) => {
+    const dots = evalDots(run, name, runColour(index));
+    return {
+      ...dots, mode: "lines+markers", name: plain(run.name), legendgroup: String(index), showlegend: i === 0, line: { color: runColour(index), width: 1.8 },
+      marker: { color: runColour(index), size: 6, symbol: runSymbol(index) }, hovertemplate: `${plain(run.name)} %{y:.3g}<extra></extra>`,
+    };
+  }), { height: 160 });
+  Object.assign(built.layout, { showlegend: true, legend: { ...legendBelow(), y: -40 / (built.layout.height - 60) }, height: built.layout.height + 50 });
+  built.layout.margin.b += 50;
+  return { ...built, alt: `Curves of ${DATA.runs.map((r) => r.name).join(", ")} for ${names.length} rewards.` };
+});

@@ -1,0 +1,122 @@
+// Training: rewards raw and relative, the balance, gradient norms, distances, time.
+
+const line = (x, y, colour, extra = {}) => ({
+  type: "scatter", mode: x.length > 1 ? "lines" : "markers", x, y, line: { color: colour, width: 2 }, marker: { color: colour, size: 7 }, ...extra,
+});
+const rewardLine = (x, y, name, extra = {}) =>
+  line(x, y, rewardColour(name), {
+    name: plain(name), line: { color: rewardColour(name), width: 2, dash: rewardDash(name) },
+    hovertemplate: `${plain(name)} %{y:.3g}<extra></extra>`, ...extra,
+  });
+const hover = (names) => (names.length <= 10 ? "x unified" : "closest");
+
+// A centred moving mean, so that the noise of single batches does not hide the trend.
+function smooth(values) {
+  const half = Math.floor(values.length / 50);
+  if (half < 1) return values;
+  return values.map((value, i) => {
+    if (value == null) return null;
+    const near = values.slice(Math.max(0, i - half), i + half + 1).filter((v) => v != null);
+    return near.reduce((a, b) => a + b, 0) / near.length;
+  });
+}
+
+const faintAndSmooth = (x, y, colour, hovertemplate) => [
+  line(x, y, colour, { opacity: 0.28, line: { color: colour, width: 1 }, hoverinfo: "skip" }),
+  line(x, smooth(y), colour, { hovertemplate }),
+];
+
+function evalDots(run, name, colour) {
+  const points = run.evals.filter((e) => e.scores[name]);
+  const bound = (i, j) => points.map((e) => (e.scores[name][i] == null ? 0 : Math.abs(e.scores[name][i] - e.scores[name][j])));
+  return {
+    type: "scatter", mode: "markers", x: points.map((e) => e.step), y: points.map((e) => e.scores[name][0]),
+    error_y: { type: "data", symmetric: false, array: bound(2, 0), arrayminus: bound(1, 0), color: colour, thickness: 1.2, width: 3 },
+    marker: { color: css("--ground"), size: 7, line: { color: colour, width: 2 } },
+    hovertemplate: "held-out %{y:.3g}<extra></extra>",
+  };
+}
+
+chart("rewards-raw", (run, width) => {
+  const t = run.training;
+  const names = shown(run.rewards.filter((n) => t.reward[n] || run.evals.some((e) => e.scores[n])));
+  if (!names.length) return null;
+  const built = panels(names, width, (name) => {
+    const values = t.reward[name] || [];
+    const colour = rewardColour(name);
+    return [...faintAndSmooth(t.steps, values, colour, "rollouts %{y:.3g}<extra></extra>"), evalDots(run, name, colour)];
+  }, { height: names.length > 12 ? 110 : 150 });
+  return { ...built, alt: `Last rollout means: ${summary(names, (n) => t.reward[n])}.` };
+});
+
+const relative = (t, name) => {
+  const { mean, std } = t.origin[name] || {};
+  return mean == null ? null : t.reward[name].map((v) => (v == null ? null : (v - mean) / (std || 1)));
+};
+
+chart("rewards-relative", (run) => {
+  const t = run.training;
+  const names = shown(run.rewards.filter((n) => t.reward[n] && relative(t, n)));
+  if (!names.length) return null;
+  return {
+    data: names.map((n) => rewardLine(t.steps, smooth(relative(t, n)), n)),
+    layout: layout({ xaxis: axis("step"), yaxis: axis("gain, σ", { zeroline: true, zerolinecolor: css("--muted") }), hovermode: hover(names) }),
+    alt: `Gains at the end in standard deviations: ${summary(names, (n) => smooth(relative(t, n)))}.`,
+  };
+});
+
+chart("alpha", (run) => {
+  const t = run.training;
+  const names = shown(run.rewards.filter((n) => t.alpha[n]));
+  if (!names.length) return null;
+  const uniform = 1 / run.rewards.length;
+  return {
+    data: names.map((n) => rewardLine(t.steps, t.alpha[n], n, { line: { color: rewardColour(n), width: 2, dash: rewardDash(n), shape: t.per_point > 1 ? "linear" : "hv" } })),
+    layout: layout({
+      xaxis: axis("step"), yaxis: axis("α", { rangemode: "tozero" }), hovermode: hover(names),
+      shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: uniform, y1: uniform, line: { color: css("--muted"), width: 1.5, dash: "dash" } }],
+      annotations: [{ xref: "paper", x: 1, y: uniform, yshift: 3, text: "uniform", showarrow: false, xanchor: "right", yanchor: "bottom", bgcolor: css("--ground"), font: { size: 11, color: css("--muted") } }],
+    }),
+    alt: `Uniform share ${number(uniform)}. Last values: ${summary(names, (n) => t.alpha[n])}.`,
+  };
+});
+
+chart("grad-norm", (run) => {
+  const t = run.training;
+  const names = shown(run.rewards.filter((n) => t.grad_norm[n]));
+  if (!names.length) return null;
+  return {
+    data: names.map((n) => rewardLine(t.steps, smooth(t.grad_norm[n]), n)),
+    layout: layout({ xaxis: axis("step"), yaxis: axis("‖g‖", { type: "log", exponentformat: "power" }), hovermode: hover(names) }),
+    alt: `Last values: ${summary(names, (n) => t.grad_norm[n])}.`,
+  };
+});
+
+const VITALS = { kl: "KL to the base", old_deviation: "distance to v_old", loss: "loss" };
+
+chart("vitals", (run, width) => {
+  const t = run.training;
+  const names = Object.keys(VITALS).filter((n) => t.vitals[n]);
+  if (!names.length) return null;
+  const built = panels(names, width, (n) => faintAndSmooth(t.steps, t.vitals[n], css("--accent"), "%{y:.3g}<extra></extra>"),
+    { titles: (n) => VITALS[n], yaxis: (n) => (n === "loss" ? {} : { rangemode: "tozero" }) });
+  return { ...built, alt: `Last values: ${summary(names, (n) => t.vitals[n])}.` };
+});
+
+chart("time", (run) => {
+  const t = run.training;
+  const phases = Object.keys(t.time);
+  if (!phases.length) return null;
+  const total = Object.values(t.time_total).reduce((a, b) => a + b, 0);
+  const share = (p) => `${p} ${Math.round((100 * t.time_total[p]) / total)} %`;
+  const colours = [css("--r0"), css("--r4"), css("--r7"), css("--r3"), css("--r1")];
+  const data = phases.map((p, i) => ({
+    type: t.steps.length > 1 ? "scatter" : "bar", mode: "lines", stackgroup: "time", x: t.steps, y: t.time[p].map((v) => v ?? 0),
+    name: share(p), line: { width: 0.5, color: colours[i] }, marker: { color: colours[i] }, hovertemplate: `${p} %{y:.2f} s<extra></extra>`,
+  }));
+  return {
+    data,
+    layout: layout({ xaxis: axis("step"), yaxis: axis("seconds a step"), showlegend: true, legend: { ...legendBelow(), traceorder: "normal" }, barmode: "stack", hovermode: "x unified", height: 320 }),
+    alt: `Share of the time: ${phases.map(share).join(", ")}.`,
+  };
+});
