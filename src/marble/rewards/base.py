@@ -44,6 +44,10 @@ class Reward:
     name: str = "reward"
     #: Least and greatest value the reward can take; a value outside it is reported.
     range: tuple[float, float] = UNBOUNDED
+    #: Restricts the reward to prompts of these sources; None means all.
+    sources: frozenset[str] | None = None
+    #: Whether NaN where ``applies`` is true means "not applicable" rather than a failure.
+    may_abstain: bool = False
 
     def applies(self, metadata: Metadata) -> bool:
         """Whether the reward has anything to say about a picture with this metadata."""
@@ -63,7 +67,12 @@ class Reward:
 
 
 class FunctionReward(Reward):
-    """A plain callable ``f(images, prompts, metadata)`` seen as a reward."""
+    """A plain callable ``f(images, prompts, metadata)`` seen as a reward.
+
+    It says "not applicable" by returning None or NaN.
+    """
+
+    may_abstain = True
 
     def __init__(
         self,

@@ -1,0 +1,149 @@
+"""Rewards by name: the built-in ones, or any callable of yours."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from marble.errors import MarbleError
+from marble.rewards.base import RewardLike, as_reward
+from marble.rewards.weights import studio_folder
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a built-in reward lives. Nothing is imported before it is asked for."""
+
+    target: str
+    about: str
+    options: Callable[[], Mapping[str, Any]] = dict
+    #: Never trained on by the built-in recipes: for evaluation.
+    held_out: bool = False
+
+
+def _studio(folder: str, **more: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: {"path": studio_folder(folder), **more}
+
+
+def _studio_aesthetic() -> dict[str, Any]:
+    head = studio_folder("aesthetic") / "head.safetensors"
+    return {"path": studio_folder("clip"), "head": head}
+
+
+_HERE = "marble.rewards"
+REGISTRY: dict[str, Entry] = {
+    "clipscore": Entry(f"{_HERE}.clipscore:CLIPScore", "agreement with the prompt (CLIP-L)"),
+    "pickscore": Entry(f"{_HERE}.pickscore:PickScore", "what people prefer (CLIP-H)"),
+    "aesthetic": Entry(f"{_HERE}.aesthetic:Aesthetic", "LAION's aesthetic predictor"),
+    "geneval": Entry(f"{_HERE}.geneval:GenEval", "objects, counts, colours, places (Mask2Former)"),
+    "ocr": Entry(f"{_HERE}.ocr:OCR", "the quoted text can be read in the picture"),
+    "studio-clip": Entry(
+        f"{_HERE}.clipscore:CLIPScore", "agreement with the prompt, studio model", _studio("clip")
+    ),
+    "studio-pick": Entry(
+        f"{_HERE}.pickscore:PickScore", "preference, studio model", _studio("pick")
+    ),
+    "studio-aesthetic": Entry(
+        f"{_HERE}.aesthetic:Aesthetic", "vivid, warm, centred; studio model", _studio_aesthetic
+    ),
+    "studio-geneval": Entry(
+        f"{_HERE}.geneval:GenEval",
+        "objects, counts, colours, places; studio detector",
+        _studio("detector", detector="centernet"),
+    ),
+    "studio-clip2": Entry(
+        f"{_HERE}.clipscore:CLIPScore", "another studio CLIP", _studio("clip2"), held_out=True
+    ),
+    "studio-realism": Entry(
+        f"{_HERE}.realism:Realism", "clean and coherent", _studio("realism"), held_out=True
+    ),
+}
+
+
+def names() -> list[str]:
+    """The built-in rewards."""
+    return sorted(REGISTRY)
+
+
+def load(reward: str, /, *, sources: Iterable[str] | None = None, **options: Any) -> RewardLike:
+    """A reward by registry name, ``package.module:callable`` or ``file.py:callable``.
+
+    ``options`` go to its constructor (``device`` and ``name`` always work). ``sources`` restricts
+    it to prompts of those sources.
+
+    >>> load("ocr", engine="ppocr-rec", sources=["ocr"])  # doctest: +SKIP
+    """
+    if reward in REGISTRY:
+        entry = REGISTRY[reward]
+        target = _resolve(entry.target)
+        options = {"name": reward, **entry.options(), **options}
+        built = _build(reward, target, options)
+    elif ":" in reward:
+        built = _load_own(reward, options)
+    else:
+        near = difflib.get_close_matches(reward, REGISTRY, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise MarbleError(
+            f"unknown reward {reward!r}{hint} Built in: {', '.join(names())}. Your own: "
+            "package.module:callable or file.py:callable"
+        )
+    if sources is not None:
+        built.sources = frozenset([sources] if isinstance(sources, str) else sources)
+    return built
+
+
+def _load_own(reward: str, options: dict[str, Any]) -> RewardLike:
+    target = _resolve(reward)
+    device, name = options.pop("device", None), options.pop("name", None)
+    if inspect.isclass(target):
+        target = _build(reward, target, options)
+    elif options:
+        target = functools.partial(target, **options)
+    built = as_reward(target, name or reward.rsplit(":", 1)[1])
+    return built if device is None else built.to(device)
+
+
+def _build(reward: str, target: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    try:
+        inspect.signature(target).bind(**options)
+    except TypeError as error:
+        raise MarbleError(f"reward {reward}: {error} in its options") from error
+    return target(**options)
+
+
+def _resolve(target: str) -> Any:
+    place, _, attribute = target.rpartition(":")
+    try:
+        module = (
+            _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
+    except ModuleNotFoundError as error:
+        extra = f'; install it, e.g. with pip install "marble-rl[rewards]" ({error.name})'
+        raise MarbleError(f"reward {target}: cannot import {place}: {error}{extra}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise MarbleError(f"reward {target}: {place} has no {attribute!r}{hint}") from None
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise MarbleError(f"reward file {path} does not exist")
+    spec = importlib.util.spec_from_file_location(f"marble_user_reward_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise MarbleError(f"reward file {path}: {type(error).__name__}: {error}") from error
+    return module
