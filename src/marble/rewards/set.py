@@ -132,14 +132,14 @@ class RewardSet:
     ) -> np.ndarray:
         """After a failed batch: find the sample at fault, or score those that can be scored."""
         values, failed, cause = np.full(len(prompts), np.nan), 0, _said(error)
+        bad = np.ones(len(prompts), dtype=bool)
         for i in range(len(prompts)):
+            one = slice(i, i + 1)
             try:
-                one = _call(
-                    reward, images[i : i + 1], prompts[i : i + 1], metadata[i : i + 1], until
-                )
-                if not np.isfinite(one[0]):
-                    raise ValueError(f"returned {one[0]}")
-                values[i], failed = one[0], 0
+                value = _call(reward, images[one], prompts[one], metadata[one], until)
+                if _not_scores(reward, value).any():
+                    raise ValueError(f"returned {value[0]}")
+                values[i], bad[i], failed = value[0], False, 0
             except Exception as single:
                 failed, cause = failed + 1, _said(single)
                 if self.on_error == "stop":
