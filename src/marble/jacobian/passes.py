@@ -21,6 +21,12 @@ class Pass(NamedTuple):
     slot: int
 
     def add(self, span: Span, grad_B: Tensor) -> None:
+        if grad_B.shape[0] != self.coef.shape[1]:
+            raise MarbleError(
+                f"Layer {span.name} saw an input with first axis {grad_B.shape[0]} in a batch of "
+                f"{self.coef.shape[1]}; per-sample gradients need inputs of shape "
+                "[batch, …, features]."
+            )
         self.rows.add(self.slot, self.coef, grad_B, span.start, span.stop)
 
 

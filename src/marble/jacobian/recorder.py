@@ -32,7 +32,10 @@ class Recorder:
         """Layers are recorded inside. Their class is swapped: nothing is left in their path on
         ordinary steps, and compiled code, which guards on types, keeps a version for each."""
         if self._active:
-            raise MarbleError("Jacobian: recording() is already active; do not nest it.")
+            raise MarbleError(
+                "Jacobian: recording() is already active; do not nest it, and leave "
+                "it before jac.backward."
+            )
         self._active = True
         started: list[nn.Linear] = []
         try:
@@ -57,18 +60,26 @@ class Recorder:
         Calls ``on_grad(span, grad_B)`` with the per-sample gradients of every span that takes
         part; they are freed when it returns. No parameter's ``.grad`` changes.
         """
-        probes = self._probes.get(v.shape[0])
-        if not probes or not v.requires_grad:
-            raise MarbleError(
-                "Jacobian.backward: v was not computed by a recorded forward of this batch size; "
-                "compute it inside `with jac.recording():`, with gradients enabled."
-            )
-        self._on_grad = on_grad
+        # Probes of every size: one that does not fit this batch has to be noticed, not skipped.
+        probes = [probe for sizes in self._probes.values() for probe in sizes.values()]
+        reached = 0
+
+        def count(span: Span, grad_B: Tensor) -> None:
+            nonlocal reached
+            reached += 1
+            on_grad(span, grad_B)
+
+        self._on_grad = count
         try:
-            inputs = list(probes.values())
-            torch.autograd.backward(v, cotangent, retain_graph=retain, inputs=inputs)
+            if v.requires_grad and probes:
+                torch.autograd.backward(v, cotangent, retain_graph=retain, inputs=probes)
         finally:
             self._on_grad = None
+        if not reached:
+            raise MarbleError(
+                "Jacobian.backward: v was not computed by a recorded forward; compute it inside "
+                "`with jac.recording():`, with gradients enabled and the trained adapter active."
+            )
 
     def _probe(self, index: int, batch: int) -> Tensor:
         probes = self._probes.setdefault(batch, {})

@@ -11,6 +11,7 @@ from diffusers.models.normalization import RMSNorm
 from peft import LoraConfig
 from torch import Tensor
 
+from marble.jacobian import Jacobian
 from marble.objectives import NFT
 
 TARGETS = [
@@ -162,3 +163,26 @@ def relative_error(value: Tensor, truth: Tensor) -> float:
     """The largest error of a row, relative to that row's norm."""
     error = (value.double() - truth).norm(dim=-1) / truth.norm(dim=-1)
     return float(error.max())
+
+
+def two_pass(
+    jac: Jacobian,
+    batch: Batch,
+    nft: NFT,
+    sizes: tuple[int, ...],
+    *,
+    model: torch.nn.Module | None = None,
+    forward=velocity,
+    start: int = 0,
+) -> Tensor:
+    """Accumulates micro-batches of these sizes and returns the rows [K, total]."""
+    weight = weights(batch)
+    for size in sizes:
+        index = slice(start, start + size)
+        start += size
+        part = batch.part(index)
+        with jac.recording(size):
+            v = forward(model if model is not None else jac.model, part)
+        cotangents = nft.cotangents(v, *part.sample())
+        jac.backward(v, *cotangents, part.r, weight[:, index])
+    return jac.rows.data[0]
