@@ -52,6 +52,9 @@ class Model(Section):
     max_sequence_length: Count | None = Field(
         default=None, description="Tokens of the long text encoder (T5); null: diffusers' default."
     )
+    truncate_prompts: bool = Field(
+        default=False, description="Cut prompts the text encoders cannot take, instead of stopping."
+    )
     lora: Lora = Field(default=Lora(), description="The trained part.")
     gradient_checkpointing: bool = Field(
         default=False,
@@ -216,6 +219,11 @@ class Eval(Section):
 class Log(Section):
     samples_every: Count = Field(default=50, description="Steps between sample grids; 0: none.")
     samples: PositiveInt = Field(default=16, description="Pictures of a sample grid.")
+    harmony_every: Count = Field(
+        default=10,
+        description="Steps between looks at the gradients' geometry, for methods without a Gram; "
+        "0: none.",
+    )
     trackers: list[Tracker] = Field(
         default=["tensorboard"], description="Where metrics go as well."
     )

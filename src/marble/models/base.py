@@ -1,0 +1,224 @@
+"""The adapter: all that training, evaluation and sampling ask of a model family.
+
+A new family subclasses `Adapter` and provides what is abstract; sampling, prompt caching, LoRA
+switching and its states are the same for all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from marble.errors import MarbleError
+from marble.models import lora
+from marble.models.conditioning import Conditioning, PromptCache
+from marble.models.samplers import sample_ode
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Adapter(ABC):
+    """A text-to-image flow model with LoRA.
+
+    Latents and velocities cross this interface in float32, whatever the model computes in.
+    `precision` is the format of the computation (autocast), `dtype` that of the frozen weights.
+    """
+
+    family: ClassVar[str]
+    lora_targets: ClassVar[tuple[str, ...]]
+
+    def __init__(self, device: str | torch.device, dtype: str, precision: str | None) -> None:
+        self.device = torch.device(device)
+        self.dtype = DTYPES[dtype]
+        self.precision = DTYPES[precision or dtype]
+        self.cache = PromptCache()
+
+    # ---- what a family provides -----------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def from_folder(cls, folder: Path, **options: Any) -> Adapter:
+        """The adapter of a checked pipeline folder. Options are those of `marble.models.load`."""
+
+    @property
+    @abstractmethod
+    def transformer(self) -> Any:
+        """The denoiser: the module that carries the LoRA."""
+
+    @property
+    @abstractmethod
+    def latent_shape(self) -> tuple[int, ...]:
+        """Shape of one sample's latents, e.g. (16, 64, 64)."""
+
+    @abstractmethod
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        """Raises for the first prompt that is longer than the text encoders take."""
+
+    @abstractmethod
+    def grid(self, steps: int) -> Tensor:
+        """The steps+1 noise levels of a sampling run, float32, from the first down to 0."""
+
+    @abstractmethod
+    def velocity(self, x_t: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
+        """v = ε − x_0 as predicted at x_t = (1−σ)x_0 + σε, under the adapter in use."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:
+        """Latents → pictures, uint8 [n, 3, H, W], on the CPU."""
+
+    @abstractmethod
+    def _encode(self, prompts: list[str]) -> Conditioning:
+        """Runs the text encoders."""
+
+    @abstractmethod
+    def drop_encoders(self) -> None:
+        """Frees the text encoders; only cached prompts can be used from here on."""
+
+    @abstractmethod
+    def _write_lora(self, folder: Path, values: Mapping[str, Tensor]) -> None:
+        """Writes the family's LoRA file into `folder`."""
+
+    # ---- prompts ----------------------------------------------------------------------------
+
+    def encode(self, prompts: Sequence[str], batch_size: int = 32) -> Conditioning:
+        """Conditioning of the prompts, one row each, on the CPU; each prompt is encoded once."""
+        rows: dict[str, Conditioning] = {p: self.cache.get(p) for p in prompts if p in self.cache}
+        missing = [p for p in dict.fromkeys(prompts) if p not in rows]
+        for start in range(0, len(missing), batch_size):
+            part = missing[start : start + batch_size]
+            self.check_prompts(part)
+            encoded = self._encode(part).to("cpu")
+            for i, prompt in enumerate(part):
+                rows[prompt] = encoded[i]
+                self.cache.put(prompt, encoded[i])
+        return Conditioning.cat(rows[p] for p in prompts)
+
+    # ---- sampling ---------------------------------------------------------------------------
+
+    def noise(self, seeds: Sequence[int]) -> Tensor:
+        """Initial noise, each sample from its own seed: the same alone, in a batch, on any rank."""
+        draws = [
+            torch.randn(self.latent_shape, generator=torch.Generator().manual_seed(int(seed)))
+            for seed in seeds
+        ]
+        return torch.stack(draws).to(self.device)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        cond: Conditioning,
+        seeds: Sequence[int],
+        *,
+        steps: int,
+        sampler: str = "dpm",
+        guidance: float = 1.0,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Latents x_0 [n, …], one for each row of `cond`, under the adapter in use."""
+        if len(cond) != len(seeds):
+            raise ValueError(f"{len(cond)} prompts but {len(seeds)} seeds")
+        size = batch_size or len(seeds)
+        sigmas = self.grid(steps).tolist()
+        parts = []
+        for start in range(0, len(seeds), size):
+            rows = cond[start : start + size].to(self.device)
+            v = self._guided(rows, guidance)
+            parts.append(sample_ode(sampler, v, self.noise(seeds[start : start + size]), sigmas))
+        return torch.cat(parts)
+
+    def _guided(self, cond: Conditioning, guidance: float) -> Any:
+        """Velocity with classifier-free guidance: v_u + g·(v_c − v_u); plain for g = 1."""
+        if guidance <= 1:
+            return lambda x, sigma: self.velocity(x, sigma, cond)
+        empty = self.encode([""]).to(self.device)[[0] * len(cond)]
+        both = Conditioning.cat([empty, cond])
+
+        def velocity(x: Tensor, sigma: Tensor) -> Tensor:
+            free, bound = self.velocity(torch.cat([x, x]), torch.cat([sigma, sigma]), both).chunk(2)
+            return free + guidance * (bound - free)
+
+        return velocity
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context a forward pass computes in."""
+        enabled = self.precision is not torch.float32
+        return torch.autocast(self.device.type, dtype=self.precision, enabled=enabled)
+
+    # ---- LoRA -------------------------------------------------------------------------------
+
+    def add_lora(
+        self,
+        rank: int = 32,
+        alpha: float = 64,
+        *,
+        targets: Sequence[str] | None = None,
+        init: str = "gaussian",
+        seed: int = 0,
+    ) -> None:
+        """Adds the trained adapter `default` and its frozen twin `old`, equal at the start."""
+        lora.add_adapters(
+            self.transformer,
+            rank=rank,
+            alpha=alpha,
+            targets=targets or self.lora_targets,
+            init=init,
+            seed=seed,
+        )
+
+    def using(self, name: str) -> AbstractContextManager[None]:
+        """Context in which the model is `default`, `old` or `base`."""
+        return lora.using(self.transformer, name)
+
+    def swapped(
+        self, values: Mapping[str, Tensor], name: str = lora.TRAINED
+    ) -> AbstractContextManager[None]:
+        """Context in which an adapter has other weights, such as their EMA."""
+        return lora.swapped(self.transformer, name, values)
+
+    def lora_parameters(self, name: str = lora.TRAINED) -> dict[str, nn.Parameter]:
+        """Live parameters by name: what the optimiser gets."""
+        return lora.parameters(self.transformer, name)
+
+    def lora_state(self, name: str = lora.TRAINED) -> lora.State:
+        """Copy of an adapter's weights."""
+        return lora.state(self.transformer, name)
+
+    def load_lora_state(self, name: str, values: Mapping[str, Tensor]) -> None:
+        lora.load_state(self.transformer, name, values)
+
+    def follow(self, decay: float) -> None:
+        """v_old ← decay·v_old + (1−decay)·v_θ."""
+        lora.blend_(self.lora_parameters(lora.OLD), self.lora_parameters(lora.TRAINED), decay)
+
+    def save_lora(
+        self,
+        folder: str | Path,
+        name: str = lora.TRAINED,
+        values: Mapping[str, Tensor] | None = None,
+    ) -> Path:
+        """Writes an adapter (or other `values` for it, such as the EMA) as diffusers loads it."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        values = self.lora_state(name) if values is None else values
+        values = {k: v.detach().cpu().contiguous() for k, v in values.items()}
+        self._write_lora(folder, values)
+        return folder / lora.WEIGHTS_FILE
+
+    def load_lora(self, folder: str | Path) -> None:
+        """Loads a saved LoRA into `default` and `old`, adding adapters of its shape if needed."""
+        values, config = lora.read_file(folder)
+        if not getattr(self.transformer, "peft_config", None):
+            self.add_lora(config["r"], config["lora_alpha"], targets=config["target_modules"])
+        alpha = lora.config_of(self.transformer)["lora_alpha"]
+        if alpha != config["lora_alpha"]:
+            raise MarbleError(
+                f"{folder}: made with model.lora.alpha={config['lora_alpha']:g}, this is {alpha:g}"
+            )
+        for name in (lora.TRAINED, lora.OLD):
+            self.load_lora_state(name, values)

@@ -1,0 +1,105 @@
+"""A diffusers folder, looked at before it is loaded: which family, and is every file whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from marble.errors import MarbleError
+
+
+def find_model(path: str, revision: str | None = None) -> Path:
+    """Local folder of `studio`, of a folder, or of a hub id (downloaded if need be)."""
+    if path == "studio":
+        folder = Path(str(resources.files("marble"))) / "studio" / "assets" / "pipeline"
+        if not (folder / "model_index.json").is_file():
+            raise MarbleError("the studio model is not in this install; run `make studio`")
+        return folder
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    is_hub_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
+    if not is_hub_id:
+        raise MarbleError(f"model.path: no such folder: {path}")
+    return _download(path, revision)
+
+
+def _download(hub_id: str, revision: str | None) -> Path:
+    from diffusers import DiffusionPipeline
+
+    try:
+        return Path(DiffusionPipeline.download(hub_id, revision=revision, use_safetensors=True))
+    except Exception as error:
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise MarbleError(
+            f"model.path: {hub_id} is neither a folder here nor could it be had from the hub "
+            f"({cause}); download it first and give its folder"
+        ) from None
+
+
+def pipeline_index(folder: Path) -> dict[str, Any]:
+    """The folder's `model_index.json`."""
+    path = folder / "model_index.json"
+    if not path.is_file():
+        raise MarbleError(f"{folder}: not a diffusers pipeline folder (no model_index.json)")
+    index = _json(path)
+    if not isinstance(index.get("_class_name"), str):
+        raise MarbleError(f"{path}: names no pipeline class")
+    return index
+
+
+def check_weights(folder: Path, index: dict[str, Any]) -> None:
+    """Every component is there and every weight file whole, or an error that names the file."""
+    for name, entry in index.items():
+        if name.startswith("_") or not isinstance(entry, list) or entry[0] is None:
+            continue
+        part = folder / name
+        if not part.is_dir():
+            raise MarbleError(f"{folder}: the folder {name}/ is missing")
+        if (part / "config.json").is_file():
+            _json(part / "config.json")
+            _check_part(part)
+
+
+def _check_part(part: Path) -> None:
+    indices = sorted(part.glob("*.safetensors.index.json"))
+    if indices:
+        shards = {shard for i in indices for shard in _json(i).get("weight_map", {}).values()}
+        files = [part / shard for shard in sorted(shards)]
+    else:
+        files = sorted(part.glob("*.safetensors"))
+        if not files:
+            raise MarbleError(f"{part}: no .safetensors weight file (pickles are never loaded)")
+    for file in files:
+        check_safetensors(file)
+
+
+def check_safetensors(file: Path) -> None:
+    """Raises unless the file is as long as its own header says. Reads the header only."""
+    if not file.is_file():
+        raise MarbleError(f"weight file missing: {file}")
+    size = os.path.getsize(file)
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header: dict[str, Any] = json.loads(stream.read(length) if length < size else b"")
+        ends = [v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"]
+        whole = size == 8 + length + max(ends, default=0)
+    except (struct.error, ValueError, AttributeError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise MarbleError(f"weight file damaged or cut short: {file}; fetch it again")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MarbleError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise MarbleError(f"{path}: expected a JSON object")
+    return value

@@ -1,0 +1,35 @@
+import pytest
+
+from marble.models import load
+from marble.models.tiny import save_tiny_sd3
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A tiny pipeline without T5, as many run SD3."""
+    return save_tiny_sd3(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def folder_t5(tmp_path_factory):
+    return save_tiny_sd3(tmp_path_factory.mktemp("tiny-t5"), t5=True, seed=1)
+
+
+@pytest.fixture
+def adapter(folder):
+    adapter = load(str(folder))
+    adapter.add_lora(rank=4, alpha=8, seed=3)
+    return adapter
+
+
+@pytest.fixture
+def randomise():
+    """Gives the trained LoRA weights that do something (B starts at zero)."""
+    import torch
+
+    def apply(adapter, seed=0, name="default", scale=0.1):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in adapter.lora_parameters(name).values():
+            parameter.data.normal_(std=scale, generator=generator)
+
+    return apply

@@ -1,0 +1,76 @@
+"""A model folder that cannot be used: one line that names what is wrong, before any long work."""
+
+import json
+import shutil
+
+import pytest
+
+from marble.errors import MarbleError
+from marble.models import check, load
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "model")
+
+
+def refused(path, match):
+    for action in (check, load):
+        with pytest.raises(MarbleError, match=match) as caught:
+            action(str(path))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_whole_folder_passes(folder):
+    assert check(str(folder)) == (folder, "StableDiffusion3Pipeline")
+
+
+def test_missing_folder(tmp_path):
+    refused(tmp_path / "nowhere", "no such folder")
+
+
+def test_not_a_pipeline(tmp_path):
+    refused(tmp_path, "no model_index.json")
+
+
+def test_another_family_is_named(copy):
+    index = json.loads((copy / "model_index.json").read_text())
+    (copy / "model_index.json").write_text(json.dumps({**index, "_class_name": "FluxPipeline"}))
+    refused(copy, "holds a FluxPipeline.*supported: StableDiffusion3Pipeline")
+
+
+def test_broken_index(copy):
+    (copy / "model_index.json").write_text("{")
+    refused(copy, "model_index.json: cannot be read as JSON")
+    (copy / "model_index.json").write_text("{}")
+    refused(copy, "names no pipeline class")
+
+
+@pytest.mark.parametrize("part", ["transformer", "vae", "text_encoder", "text_encoder_2"])
+def test_weight_file_missing_cut_or_pickled(copy, part):
+    (file,) = (copy / part).glob("*.safetensors")
+    whole = file.read_bytes()
+    for damaged in (whole[:-1], whole[:100], whole[:4], b"", b"\0" * len(whole)):
+        file.write_bytes(damaged)
+        refused(copy, f"cut short: .*{part}.*{file.name}")
+    file.unlink()
+    (copy / part / "pytorch_model.bin").write_bytes(whole)
+    refused(copy, f"{part}: no .safetensors weight file")
+    shutil.rmtree(copy / part)
+    refused(copy, f"the folder {part}/ is missing")
+
+
+def test_missing_shard_is_named(copy):
+    (file,) = (copy / "transformer").glob("*.safetensors")
+    shard = file.with_name("shard-1.safetensors")
+    file.rename(shard)
+    index = {"weight_map": {"a": shard.name, "b": "shard-2.safetensors"}}
+    (copy / "transformer" / f"{file.name}.index.json").write_text(json.dumps(index))
+    refused(copy, "weight file missing: .*shard-2.safetensors")
+
+
+def test_weights_of_another_shape(copy):
+    config = json.loads((copy / "transformer" / "config.json").read_text())
+    (copy / "transformer" / "config.json").write_text(json.dumps({**config, "num_layers": 3}))
+    with pytest.raises(MarbleError, match="diffusers cannot open it"):
+        load(str(copy))
