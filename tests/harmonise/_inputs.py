@@ -45,7 +45,8 @@ def gradients(family: str, k: int, rng: np.random.Generator) -> np.ndarray:
         rows = rng.standard_normal((k, 1)) * rows[0]
     elif family in ("near_singular", "near_duplicated"):
         low, high = (-4, -2) if family == "near_singular" else (-12, -5)
-        rows = rows[rng.integers(0, max(1, k // 2), k)] + 10.0 ** rng.uniform(low, high) * rows
+        noise = 10.0 ** rng.uniform(low, high) * rng.standard_normal(rows.shape)
+        rows = rows[rng.integers(0, max(1, k // 2), k)] + noise
     elif family == "tiny":
         rows = rows * 1e-6
     elif family == "huge":

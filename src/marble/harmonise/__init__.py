@@ -17,6 +17,7 @@ from ._harmony import (
     harmony,
     heldout_cosines,
     heldout_harmony,
+    summarise,
 )
 from ._min_norm import MinNorm, min_norm_point
 from ._registry import RULES, get_rule
@@ -44,4 +45,5 @@ __all__ = [
     "heldout_cosines",
     "heldout_harmony",
     "min_norm_point",
+    "summarise",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 from ._linalg import Array
 
 # A coordinate enters while its gradient exceeds this many times its rounding scale.
-_TOLERANCE = 1e-14
+_TOLERANCE = 1e-15
 # Eigenvalues below this, relative to the largest and per row, are rounding of the matrix.
 FLAT = 1e-14
 
@@ -26,31 +26,39 @@ def nonneg_qp(q: Array, b: Array, start: Array | None = None) -> Array:
     x = np.zeros(len(b)) if start is None else np.maximum(start, 0.0)
     if (x > 0.0).any():
         x = _settle(q, b, x, x > 0.0)
-    value, best = _objective(q, b, x), x
+    best, best_slope = x, np.inf
+    # Every exchange lowers the objective, so no support returns. Near the optimum the fall is
+    # below rounding: there a support that does return ends the attempts along that coordinate.
+    supports = {(x > 0.0).tobytes()}
     refused = np.zeros(len(b), dtype=bool)
     for _ in range(8 * len(b) + 16):
         slope = (b - q @ x) / (np.abs(b) + np.abs(q) @ x + np.finfo(float).tiny)
-        slope[(x > 0.0) | refused] = -np.inf
-        entering = int(np.argmax(slope))
-        if slope[entering] <= _TOLERANCE * len(b):
-            break
+        if slope.max() < best_slope:
+            best, best_slope = x, float(slope.max())
         inside = x > 0.0
+        slope[inside | refused] = -np.inf
+        entering = int(np.argmax(slope))
+        if slope[entering] <= _TOLERANCE:
+            break
         inside[entering] = True
         candidate = _settle(q, b, x, inside)
-        new_value = _objective(q, b, candidate)
-        if candidate[entering] <= 0.0 or new_value > value:
-            # Rounding says there is nothing to gain along this coordinate; do not try it again
-            # until some other exchange has succeeded.
+        support = (candidate > 0.0).tobytes()
+        if support in supports:
             refused[entering] = True
             continue
+        supports.add(support)
         refused[:] = False
-        x, value = candidate, new_value
-        best = x
+        x = candidate
     return best
 
 
-def _objective(q: Array, b: Array, x: Array) -> float:
-    return float(0.5 * x @ q @ x - b @ x)
+def is_regular(q: Array) -> bool:
+    """Whether a matrix of cosines is positive definite beyond rounding."""
+    try:
+        np.linalg.cholesky(q - 4.0 * FLAT * len(q) * np.eye(len(q)))
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def _settle(q: Array, b: Array, x: Array, inside: Array) -> Array:

@@ -17,5 +17,7 @@ def project_dual_cone(weights: Array, gram: Array) -> Array:
     """
     norms, cos = cosines(gram)
     lengths = weights * norms
-    added = nonneg_qp(cos, -cos @ lengths)
+    against = -cos @ lengths
+    # The rewards it conflicts with are the first guess at those that will bind.
+    added = nonneg_qp(cos, against, against)
     return np.asarray(weights + share_duplicates(added, cos) / norms)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._active_set import FLAT, nonneg_qp
+from ._active_set import FLAT, is_regular, nonneg_qp
 from ._linalg import Array, cosines
 
 # A point lies on the optimal face when its inner product is this close to ‖d‖².
@@ -83,13 +83,10 @@ def _start(q: Array, w: Array) -> Array:
     """
     shortest = np.zeros_like(w)
     shortest[np.argmax(w)] = 0.5
-    try:
-        clipped = np.maximum(np.linalg.solve(q, w), 0.0)
-    except np.linalg.LinAlgError:
+    if not is_regular(q):  # dependent gradients: better to build up than to take apart
         return shortest
+    clipped = np.maximum(np.linalg.solve(q, w), 0.0)
     curvature = float(clipped @ q @ clipped)
-    if not np.isfinite(curvature) or curvature <= 0.0:
-        return shortest
     slope = float(w @ clipped)
     # Along a ray the objective falls by slope²/2·curvature; for the shortest vector by 1/4.
     return clipped * (slope / curvature) if slope * slope > 0.5 * curvature else shortest
@@ -105,13 +102,9 @@ def _symmetrise(q: Array, w: Array, beta: Array, cos: Array) -> Array:
     """
     face = np.flatnonzero(_excess(cos, w, beta) >= -_ON_FACE)
     matrix = q[np.ix_(face, face)]
-    try:
-        np.linalg.cholesky(
-            matrix - 2.0 * FLAT * len(face) * matrix.diagonal().max() * np.eye(len(face))
-        )
-        return beta  # regular: the optimum is unique
-    except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(matrix)
+    if is_regular(matrix):
+        return beta
+    values, vectors = np.linalg.eigh(matrix)
     flat = vectors[:, values <= FLAT * len(face) * values[-1]]
     across = beta[face] - flat @ (flat.T @ beta[face])
     if across.min() < 0.0:
@@ -120,6 +113,6 @@ def _symmetrise(q: Array, w: Array, beta: Array, cos: Array) -> Array:
     settled = np.zeros_like(beta)
     settled[face] = across
     settled /= w @ settled
-    # Below rounding the face is a matter of opinion: never pay for symmetry with optimality.
-    worse = _excess(cos, w, settled).max() > max(1e-12, _excess(cos, w, beta).max())
-    return beta if worse else settled
+    # Near-duplicates below rounding are a matter of opinion: never pay for symmetry with the gap.
+    before, after = (float(_excess(cos, w, point).max()) for point in (beta, settled))
+    return settled if after <= max(1e-14, 2.0 * before) else beta
