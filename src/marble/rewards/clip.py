@@ -59,13 +59,19 @@ class ClipEncoder:
             seen, version, embeddings = self._latest
             if seen() is images and version == images._version:
                 return embeddings
-        parts = []
-        for chunk in images.split(self.batch_size):
-            pixels = self.preprocess(chunk.to(self.device)).to(self.dtype)
-            parts.append(_features(self.model.get_image_features(pixel_values=pixels)))
-        embeddings = F.normalize(torch.cat(parts).float(), dim=-1)
+        chunks = images.split(self.batch_size)
+        embeddings = torch.cat([self.embed_pixels(self.preprocess(chunk)) for chunk in chunks])
         self._latest = (weakref.ref(images), images._version, embeddings)
         return embeddings
+
+    @torch.no_grad()
+    def embed_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The same for pictures that are preprocessed already, in batches."""
+        parts = []
+        for chunk in pixels.split(self.batch_size):
+            inputs = chunk.to(device=self.device, dtype=self.dtype)
+            parts.append(_features(self.model.get_image_features(pixel_values=inputs)))
+        return F.normalize(torch.cat(parts).float(), dim=-1)
 
     @torch.no_grad()
     def embed_texts(self, prompts: list[str]) -> torch.Tensor:

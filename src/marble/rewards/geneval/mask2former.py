@@ -1,0 +1,115 @@
+"""GenEval's detector from transformers: Mask2Former (Swin-S) trained on COCO instances."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from marble.errors import MarbleError
+from marble.rewards.clip import as_dtype
+from marble.rewards.geneval.coco import COCO_CLASSES
+from marble.rewards.geneval.detectors import Detections
+from marble.rewards.geneval.rules import CONFIDENCE
+from marble.rewards.weights import local_folder
+
+HUB_ID = "facebook/mask2former-swin-small-coco-instance"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SHORT_SIDE, LONG_SIDE, DIVISOR = 800, 1333, 32
+
+
+class Mask2FormerDetector:
+    """Instance segmentation with scores as in mmdetection, which GenEval used.
+
+    A detection is one of the best 100 (query, class) pairs; its score is the class probability
+    times the mean mask probability inside the mask, its box the extent of the mask.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        revision: str | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | str = "fp32",
+        batch_size: int = 8,
+        short_side: int = SHORT_SIDE,
+    ) -> None:
+        from transformers import Mask2FormerForUniversalSegmentation
+
+        folder = local_folder(path or HUB_ID, revision)
+        self.dtype = as_dtype(dtype)
+        try:
+            model = Mask2FormerForUniversalSegmentation.from_pretrained(folder, dtype=self.dtype)
+        except Exception as error:
+            raise MarbleError(f"cannot load the detector in {folder}: {error}") from error
+        if model.config.num_labels != len(COCO_CLASSES):
+            raise MarbleError(
+                f"the detector in {folder} has {model.config.num_labels} classes; GenEval needs "
+                f"COCO's {len(COCO_CLASSES)}, e.g. {HUB_ID}"
+            )
+        self.model = model.eval().requires_grad_(False).to(device)
+        self.classes = COCO_CLASSES
+        self.device = torch.device(device)
+        self.batch_size, self.short_side = batch_size, short_side
+
+    @torch.no_grad()
+    def detect(self, images: torch.Tensor) -> list[Detections]:
+        found: list[Detections] = []
+        for chunk in images.split(self.batch_size):
+            pixels = preprocess(chunk, self.short_side).to(self.device, self.dtype)
+            output = self.model(pixel_values=pixels)
+            for logits, masks in zip(output.class_queries_logits, output.masks_queries_logits):
+                size = (int(images.shape[-2]), int(images.shape[-1]))
+                found.append(instances(logits.float(), masks.float(), size))
+        return found
+
+    def to(self, device: str | torch.device) -> Mask2FormerDetector:
+        self.device = torch.device(device)
+        self.model.to(device)
+        return self
+
+
+def preprocess(images: torch.Tensor, short_side: int = SHORT_SIDE) -> torch.Tensor:
+    """Shorter side to 800 (at most 1333 for the longer), bilinear, sides multiples of 32."""
+    height, width = images.shape[-2:]
+    scale = min(short_side / min(height, width), LONG_SIDE / max(height, width))
+    target = tuple(math.ceil(round(side * scale) / DIVISOR) * DIVISOR for side in (width, height))
+    bilinear = Image.Resampling.BILINEAR
+    arrays = images.permute(0, 2, 3, 1).cpu().numpy()
+    resized = np.stack([np.asarray(Image.fromarray(a).resize(target, bilinear)) for a in arrays])
+    pixels = torch.from_numpy(resized).permute(0, 3, 1, 2).float() / 255
+    return (pixels - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
+
+
+def instances(logits: torch.Tensor, masks: torch.Tensor, size: tuple[int, int]) -> Detections:
+    """Queries ``[Q, C + 1]`` and their mask logits ``[Q, h, w]`` → detections at ``size``."""
+    probability = logits.softmax(-1)[:, :-1]
+    classes = probability.shape[-1]
+    score, index = probability.flatten().topk(min(100, probability.numel()))
+    # The mask factor is at most 1: what is below the threshold now stays below it.
+    keep = score > CONFIDENCE
+    score, query, label = score[keep], index[keep] // classes, index[keep] % classes
+    if not len(score):
+        return Detections(np.zeros((0, 4)), [], np.zeros(0), np.zeros((0, *size), bool))
+    grown = F.interpolate(masks[query][None], size, mode="bilinear", align_corners=False)[0]
+    inside = grown > 0
+    area = inside.flatten(1).sum(1)
+    confidence = (grown.sigmoid() * inside).flatten(1).sum(1) / (area + 1e-6)
+    shown = (area > 0).nonzero().flatten()
+    boxes = [_extent(inside[i]) for i in shown]
+    return Detections(
+        boxes=np.array(boxes, dtype=np.float64).reshape(-1, 4),
+        labels=[COCO_CLASSES[int(label[i])] for i in shown],
+        scores=(score * confidence)[shown].cpu().numpy(),
+        masks=inside[shown].cpu().numpy(),
+    )
+
+
+def _extent(mask: torch.Tensor) -> tuple[int, int, int, int]:
+    rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

@@ -1,0 +1,47 @@
+"""What the OCR reward asks of an engine that reads pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from marble.errors import MarbleError
+
+
+@dataclass
+class Line:
+    """One line of text; ``probabilities`` ``[T, C]`` are kept where the engine has and is asked."""
+
+    text: str
+    probabilities: np.ndarray | None = None
+
+
+class Engine(Protocol):
+    """Reads pictures. ``indices_of`` is empty for engines without per-character probabilities."""
+
+    #: Normalised character → columns of ``probabilities`` that stand for it ("" is the blank).
+    indices_of: dict[str, np.ndarray]
+
+    def read(self, images: torch.Tensor, *, probabilities: bool = False) -> list[list[Line]]:
+        """uint8 ``[n, 3, H, W]`` → the lines of each picture, in reading order."""
+        ...
+
+
+def build(engine: str, **options: Any) -> Engine:
+    """An engine by name."""
+    if engine == "ppocr":
+        from marble.rewards.ocr.ppocr import PPOCR
+
+        return PPOCR(**options)
+    if engine == "ppocr-rec":
+        from marble.rewards.ocr.ppocr import PPOCRLine
+
+        return PPOCRLine(**options)
+    if engine == "tesseract":
+        from marble.rewards.ocr.tesseract import Tesseract
+
+        return Tesseract(**options)
+    raise MarbleError(f"unknown OCR engine {engine!r}; use ppocr, ppocr-rec or tesseract")
