@@ -78,7 +78,7 @@ def preprocess(images: torch.Tensor, short_side: int = SHORT_SIDE) -> torch.Tens
     """Shorter side to 800 (at most 1333 for the longer), bilinear, sides multiples of 32."""
     height, width = images.shape[-2:]
     scale = min(short_side / min(height, width), LONG_SIDE / max(height, width))
-    target = tuple(math.ceil(round(side * scale) / DIVISOR) * DIVISOR for side in (width, height))
+    target = [math.ceil(round(side * scale) / DIVISOR) * DIVISOR for side in (width, height)]
     bilinear = Image.Resampling.BILINEAR
     arrays = images.permute(0, 2, 3, 1).cpu().numpy()
     resized = np.stack([np.asarray(Image.fromarray(a).resize(target, bilinear)) for a in arrays])

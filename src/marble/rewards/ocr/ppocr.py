@@ -32,7 +32,7 @@ def model_file(pattern: str) -> Path:
 
 
 def open_session(file: Path, threads: int | None) -> Any:
-    """An onnxruntime session whose idle threads sleep: spinning starves whoever shares the cores."""
+    """An onnxruntime session whose idle threads sleep: spinning starves others on the cores."""
     try:
         import onnxruntime
     except ImportError as error:

@@ -92,8 +92,8 @@ def cut_line(array: np.ndarray, box: np.ndarray) -> torch.Tensor:
     """The box turned upright, scaled to 48 px and padded with grey to a multiple of 32."""
     import cv2
 
-    width = max(np.linalg.norm(box[1] - box[0]), np.linalg.norm(box[2] - box[3]))
-    height = max(np.linalg.norm(box[3] - box[0]), np.linalg.norm(box[2] - box[1]))
+    width = float(np.linalg.norm([box[1] - box[0], box[2] - box[3]], axis=1).max())
+    height = float(np.linalg.norm([box[3] - box[0], box[2] - box[1]], axis=1).max())
     if height >= 1.5 * width:  # a line that runs upwards
         box, width, height = np.roll(box, 1, axis=0), height, width
     target = max(8, min(960, math.ceil(HEIGHT * width / max(height, 1.0))))
