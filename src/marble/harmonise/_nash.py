@@ -8,7 +8,7 @@ from ._linalg import Array, cosines
 from ._rule import GramRule, Weights
 
 # Keeps the game solvable where the gradients cancel; far below the noise of any gradient.
-_RIDGE = 1e-10
+_RIDGE = 1e-13
 
 
 class Nash(GramRule):
@@ -18,7 +18,7 @@ class Nash(GramRule):
     self-concordant, so they converge from anywhere), where the original linearises a concave
     problem. Conflicts with no reward, as (Gα)_k = π_k/α_k > 0. Independent of the lengths of
     the gradients up to the length of d. Pareto-stationary gradients have no solution: a ridge
-    of 1e-10 then gives the combination that cancels.
+    of 1e-13 then gives the combination that cancels.
     """
 
     name = "nash"
