@@ -1,0 +1,47 @@
+"""How good a model is on several rewards at once, and how sure we are (numpy only at import)."""
+
+from marble.evaluation.canaries import canaries
+from marble.evaluation.compare import compare_table
+from marble.evaluation.harmony import Harmony, conflicts, harmony
+from marble.evaluation.intervals import Interval, gain_interval, mean_interval
+from marble.evaluation.measures import (
+    Joint,
+    Wins,
+    composite,
+    joint_rates,
+    relative_gains,
+    wins,
+    worst_gain,
+)
+from marble.evaluation.pareto import Hypervolume, hypervolume, pareto_front
+from marble.evaluation.runner import EvalResult, evaluate
+from marble.evaluation.runs import RunRecord, read_jsonl, read_run, score_tables
+from marble.evaluation.summary import summarise
+
+__all__ = [
+    "EvalResult",
+    "Harmony",
+    "Hypervolume",
+    "Interval",
+    "Joint",
+    "RunRecord",
+    "Wins",
+    "canaries",
+    "compare_table",
+    "composite",
+    "conflicts",
+    "evaluate",
+    "gain_interval",
+    "harmony",
+    "hypervolume",
+    "joint_rates",
+    "mean_interval",
+    "pareto_front",
+    "read_jsonl",
+    "read_run",
+    "relative_gains",
+    "score_tables",
+    "summarise",
+    "wins",
+    "worst_gain",
+]

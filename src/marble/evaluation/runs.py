@@ -1,0 +1,176 @@
+"""Run folders as numbers. A line that a crash cut short, or is being written, is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from marble.errors import MarbleError
+
+Floats = NDArray[np.float64]
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The whole objects of a JSONL file; [] where there is no file.
+
+    Only the last line may be broken: a run that was killed leaves that and nothing else.
+    """
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            if any(rest.strip() for rest in lines[number:]):
+                raise MarbleError(f"{path}:{number}: damaged line in the middle") from None
+            break
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation: its step, its policy (`base` or `trained`), and every picture's scores."""
+
+    step: int
+    policy: str
+    record: dict[str, Any]
+    folder: Path
+
+    @cached_property
+    def samples(self) -> list[dict[str, Any]]:
+        """Entries of the folder's index, in its order; [] where the pictures are gone."""
+        try:
+            index = json.loads((self.folder / "index.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        entries = index.get("samples", []) if isinstance(index, dict) else index
+        return [entry for entry in entries if isinstance(entry, dict)]
+
+    def mean(self, name: str) -> float:
+        """The recorded mean of a score, NaN where it has none."""
+        for part in ("rewards", "heldout"):
+            entry = (self.record.get(part) or {}).get(name)
+            if isinstance(entry, dict) and entry.get("mean") is not None:
+                return float(entry["mean"])
+        return float("nan")
+
+    def names(self) -> list[str]:
+        return [n for part in ("rewards", "heldout") for n in (self.record.get(part) or {})]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a comparison needs of a run folder."""
+
+    path: Path
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    evals: list[Evaluation]
+    status: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def method(self) -> str:
+        return str((self.config.get("balance") or {}).get("method", "?"))
+
+    @property
+    def rewards(self) -> list[str]:
+        """Names of the training rewards."""
+        entries = (self.config.get("rewards") or {}).get("train") or []
+        return [str(e.get("name")) for e in entries if isinstance(e, dict)]
+
+    @property
+    def base(self) -> Evaluation | None:
+        return next((e for e in self.evals if e.policy == "base"), None)
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The latest evaluation of the trained model."""
+        trained = [e for e in self.evals if e.policy != "base"]
+        return trained[-1] if trained else None
+
+    @property
+    def seconds(self) -> float:
+        """Wall time: as the run says, else the sum of its logged phases."""
+        told = self.status.get("seconds")
+        if isinstance(told, int | float) and told > 0:
+            return float(told)
+        return float(sum(_times(self.metrics)))
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """A run folder, finished or not."""
+    path = Path(folder).expanduser()
+    if not (path / "config.yaml").is_file():
+        raise MarbleError(f"{folder}: not a run folder (no config.yaml)")
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        raise MarbleError(f"{path / 'config.yaml'}: cannot be read") from None
+    try:
+        status = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        status = {}
+    return RunRecord(
+        path=path,
+        config=config if isinstance(config, dict) else {},
+        metrics=read_jsonl(path / "metrics.jsonl"),
+        evals=[_evaluation(path, row) for row in read_jsonl(path / "evals.jsonl")],
+        status=status if isinstance(status, dict) else {},
+    )
+
+
+def score_tables(
+    after: Evaluation, before: Evaluation, names: list[str]
+) -> tuple[Floats, Floats, list[str]]:
+    """([K, n] after, [K, n] before, prompts) over the pictures with the same prompt and seed."""
+    twins = {_key(entry): entry for entry in before.samples}
+    pairs = [(e, twins[_key(e)]) for e in after.samples if _key(e) in twins]
+    now = _table([entry for entry, _ in pairs], names)
+    then = _table([twin for _, twin in pairs], names)
+    return now, then, [str(entry.get("prompt", "")) for entry, _ in pairs]
+
+
+def _table(entries: list[dict[str, Any]], names: list[str]) -> Floats:
+    table = np.full((len(names), len(entries)), np.nan)
+    for i, entry in enumerate(entries):
+        scores = entry.get("scores") or {}
+        for k, name in enumerate(names):
+            value = scores.get(name)
+            if isinstance(value, int | float):
+                table[k, i] = value
+    return table
+
+
+def _key(entry: dict[str, Any]) -> tuple[Any, Any]:
+    return entry.get("prompt"), entry.get("seed")
+
+
+def _evaluation(path: Path, row: dict[str, Any]) -> Evaluation:
+    step = int(row.get("step", 0))
+    folder = path / str(row.get("folder") or f"evals/step-{step:06d}")
+    return Evaluation(step, str(row.get("policy", "trained")), row, folder)
+
+
+def _times(rows: list[dict[str, Any]]) -> Iterator[float]:
+    for row in rows:
+        for key, value in row.items():
+            if key.startswith("time/") and isinstance(value, int | float):
+                yield float(value)
