@@ -211,7 +211,9 @@ class Balancer:
         if self.metric == "adam" and self.optimizer is not None and self.optimizer.state:
             gram = self._gram(metric=adam_metric(self.optimizer))
         if self.debias:
-            return debiased_gram(self._gram((0, 1))[:k, :k], gram[:k, :k])
+            # Slots hold sums over half of the step; the estimate wants means, twice as long.
+            blocks = [[4 * self._gram((a, b))[:k, :k] for b in (0, 1)] for a in (0, 1)]
+            return debiased_gram(np.array(blocks)).gram_KK
         return gram[:k, :k]
 
     def direction(self, coefficients_K: np.ndarray) -> np.ndarray:
@@ -253,7 +255,9 @@ def _weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> Tenso
     unknown = [name for name in weights or {} if name not in names]
     if unknown:
         raise MarbleError(f"weights: there is no reward {unknown[0]!r}; known: {', '.join(names)}.")
-    return torch.tensor([float((weights or {}).get(name, 1.0)) for name in names], dtype=torch.float64)
+    return torch.tensor(
+        [float((weights or {}).get(name, 1.0)) for name in names], dtype=torch.float64
+    )
 
 
 def _rule(

@@ -30,9 +30,7 @@ class Batch:
     def select(self, index: Tensor) -> Batch:
         """The samples at `index`; their advantages stay those of the whole epoch."""
         a = self.adv
-        part = Advantages(
-            a.adv_KN[:, index], a.r_KN[:, index], a.valid_KN[:, index], a.counts_K
-        )
+        part = Advantages(a.adv_KN[:, index], a.r_KN[:, index], a.valid_KN[:, index], a.counts_K)
         return Batch(part, self.merged_N[index], self.merged_r_N[index], self.means_K, self.stds_K)
 
 

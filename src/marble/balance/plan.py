@@ -54,7 +54,13 @@ class Plan:
     """
 
     def __init__(
-        self, balancer: Balancer, batch: Batch, step: int, micro_batches: int, pairs: int, recorded: int
+        self,
+        balancer: Balancer,
+        batch: Batch,
+        step: int,
+        micro_batches: int,
+        pairs: int,
+        recorded: int,
     ) -> None:
         self._b, self.batch, self.step = balancer, batch, step
         self._micro_batches, self._pairs, self._recorded = micro_batches, pairs, recorded
@@ -115,7 +121,9 @@ class Plan:
             if v_ref is not None and kl > 0:
                 difference = (v.float() - v_ref.float()).to(P.dtype)
                 extra = difference * (2 * kl / (difference[0].numel() * self._total))
-                self._outside[0] += difference.square().flatten(1).mean(1).sum().double().cpu() / self._total
+                self._outside[0] += (
+                    difference.square().flatten(1).mean(1).sum().double().cpu() / self._total
+                )
         if self.records:
             self._record(v, P, N, index, extra)
         else:

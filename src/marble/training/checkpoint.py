@@ -39,7 +39,9 @@ class State:
         """A copy on the CPU that later steps cannot change, so that it can be saved in the background."""
         return State(
             {
-                group: {name: t.detach().to("cpu", copy=True).contiguous() for name, t in part.items()}
+                group: {
+                    name: t.detach().to("cpu", copy=True).contiguous() for name, t in part.items()
+                }
                 for group, part in self.tensors.items()
             },
             json.loads(json.dumps(self.meta)),
@@ -145,7 +147,9 @@ def newest_complete(folder: Path) -> tuple[Path, list[str]]:
 def load_state(checkpoint: Path) -> State:
     """Reads a checkpoint that `damage` found whole."""
     try:
-        tensors = {p.stem: load_file(p) for p in sorted((checkpoint / "state").glob("*.safetensors"))}
+        tensors = {
+            p.stem: load_file(p) for p in sorted((checkpoint / "state").glob("*.safetensors"))
+        }
         return State(tensors, json.loads((checkpoint / "state" / "trainer.json").read_text()))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{checkpoint}: cannot be read ({error})") from error
@@ -154,7 +158,9 @@ def load_state(checkpoint: Path) -> State:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """AdamW's moments and step counts as flat tensors, `0.exp_avg` and so on."""
     states = optimizer.state_dict()["state"]
-    return {f"{i}.{key}": torch.as_tensor(v) for i, part in states.items() for key, v in part.items()}
+    return {
+        f"{i}.{key}": torch.as_tensor(v) for i, part in states.items() for key, v in part.items()
+    }
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -38,7 +38,9 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock()
         except OSError as error:
-            raise MarbleError(f"{path}: cannot write there ({error.strerror}); choose another --out") from error
+            raise MarbleError(
+                f"{path}: cannot write there ({error.strerror}); choose another --out"
+            ) from error
         if not resuming and (path / "metrics.jsonl").exists():
             raise MarbleError(
                 f"{path} already holds a run; resume it with --resume {path}, or choose another --out"
@@ -51,19 +53,16 @@ class RunFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise MarbleError(f"{self.path}: another run is writing there; choose another --out") from None
+            raise MarbleError(
+                f"{self.path}: another run is writing there; choose another --out"
+            ) from None
         return lock
 
     def write_text(self, name: str, text: str) -> None:
-        """Atomically: a reader sees the old file or the new one."""
-        target = self.path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}")
-        temporary.write_text(text)
-        os.replace(temporary, target)
+        write_text(self.path / name, text)
 
     def write_json(self, name: str, value: Any) -> None:
-        self.write_text(name, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+        write_json(self.path / name, value)
 
     def write_status(self, status: str, step: int, steps: int, seconds_before: float = 0.0) -> None:
         self.write_json(
@@ -77,34 +76,13 @@ class RunFolder:
             },
         )
 
-    def write_pictures(
-        self,
-        folder: str,
-        step: int,
-        samples: Sequence[Sample],
-        images: Tensor,
-        scores: dict[str, np.ndarray],
-    ) -> None:
-        """PNGs and an index with prompt, source, seed and scores."""
-        where = self.path / folder
-        where.mkdir(parents=True, exist_ok=True)
-        entries = []
-        for i, (sample, image) in enumerate(zip(samples, images)):
-            name = f"{i:03d}.png"
-            Image.fromarray(image.permute(1, 2, 0).numpy()).save(where / name)
-            entries.append(
-                {
-                    "id": i,
-                    "file": name,
-                    "prompt": sample.prompt.text,
-                    "source": sample.prompt.source,
-                    "seed": sample.seed,
-                    "scores": {reward: float(row[i]) for reward, row in scores.items()},
-                }
-            )
-        self.write_json(f"{folder}/index.json", {"step": step, "rewards": list(scores), "samples": entries})
+    def write_pictures(self, folder: str, *args: Any, **options: Any) -> None:
+        """See the function `write_pictures`; `folder` is inside the run."""
+        write_pictures(self.path / folder, *args, **options)
 
-    def write_advantages(self, step: int, names: list[str], batch: Batch, samples: list[dict]) -> None:
+    def write_advantages(
+        self, step: int, names: list[str], batch: Batch, samples: list[dict]
+    ) -> None:
         """Per-sample advantages of a step, for the specialist-sample view."""
         self.write_json(
             f"advantages/{step_name(step)}.json",
@@ -118,6 +96,54 @@ class RunFolder:
 
     def close(self) -> None:
         self._lock.close()
+
+
+def write_pictures(
+    folder: Path,
+    step: int,
+    samples: Sequence[Sample],
+    images: Tensor,
+    scores: Mapping[str, np.ndarray],
+    *,
+    trained: list[str],
+    canaries: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """PNGs and an index with prompt, source, seed and scores; scores not `trained` are held-out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for i, (sample, image) in enumerate(zip(samples, images)):
+        name = f"{i:03d}.png"
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / name)
+        entries.append(
+            {
+                "id": i,
+                "file": name,
+                "prompt": sample.prompt.text,
+                "source": sample.prompt.source,
+                "seed": sample.seed,
+                "scores": {reward: float(row[i]) for reward, row in scores.items()},
+                "canaries": {name: float(row[i]) for name, row in (canaries or {}).items()},
+            }
+        )
+    index = {
+        "step": step,
+        "rewards": trained,
+        "heldout": [name for name in scores if name not in trained],
+        "samples": entries,
+    }
+    write_json(folder / "index.json", index)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomically: a reader sees the old file or the new one."""
+    write_text(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def environment(device: torch.device, processes: int) -> dict[str, Any]:
@@ -145,10 +171,20 @@ def _git_state() -> dict[str, Any] | None:
     here = Path(__file__).parent
     try:
         commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+            ["git", "rev-parse", "HEAD"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         ).stdout.strip()
         changes = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+            ["git", "status", "--porcelain"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None

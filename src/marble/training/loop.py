@@ -13,7 +13,7 @@ import torch
 from marble.advantage import gather_rewards
 from marble.balance import Batch, StepReport
 from marble.data import GroupSampler, Sample
-from marble.evaluation.canaries import picture_statistics
+from marble.evaluation.canaries import canaries
 from marble.models import lora
 from marble.recipe import Recipe
 from marble.training.checkpoint import State, load_optimizer_tensors, optimizer_tensors
@@ -63,7 +63,9 @@ class Trainer:
         rows = []
         train = self.recipe.train
         for inner in range(train.inner_epochs):
-            for chosen in split_epoch(batch.size, train.steps_per_epoch, train.seed, self.epoch, inner):
+            for chosen in split_epoch(
+                batch.size, train.steps_per_epoch, train.seed, self.epoch, inner
+            ):
                 if self.finished:
                     break
                 rows.append(self._optimise(rollout, batch, gathered.local_n, chosen, inner))
@@ -110,7 +112,14 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = self.recipe.optim.lr_at(step)
         report = take_step(
-            self.adapter, self.balancer, selected, part, self.sigmas, self.settings, step=step, inner=inner
+            self.adapter,
+            self.balancer,
+            selected,
+            part,
+            self.sigmas,
+            self.settings,
+            step=step,
+            inner=inner,
         )
         applied = self._apply(report, part)
         self.step += 1
@@ -154,8 +163,8 @@ class Trainer:
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
         if len(rollout.images):
             groups = [s.group for s in rollout.samples]
-            for name, value in picture_statistics(rollout.images.numpy(), groups).items():
-                row[f"canary/{name}"] = value
+            for name, values in canaries(rollout.images.numpy(), groups).items():
+                row[f"canary/{name}"] = float(np.nanmean(values))
 
     def _sampler(self) -> GroupSampler:
         return next(s for start, s in reversed(self.parts.samplers) if start <= self.step)

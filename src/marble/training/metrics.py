@@ -48,7 +48,13 @@ class Trackers:
     """TensorBoard always; Weights & Biases and trackio when the recipe asks for them."""
 
     def __init__(
-        self, names: list[str], folder: Path, project: str, run: str, config: dict, ids: dict[str, str]
+        self,
+        names: list[str],
+        folder: Path,
+        project: str,
+        run: str,
+        config: dict,
+        ids: dict[str, str],
     ) -> None:
         self.ids = dict(ids)
         self._sinks: list[Any] = []
@@ -75,14 +81,21 @@ class Trackers:
         wandb = _import("wandb")
         self.ids.setdefault("wandb", wandb.util.generate_id())
         live = wandb.init(
-            project=project, name=run, config=config, dir=folder, id=self.ids["wandb"], resume="allow"
+            project=project,
+            name=run,
+            config=config,
+            dir=folder,
+            id=self.ids["wandb"],
+            resume="allow",
         )
         return _Calls(lambda step, values: live.log(values, step=step), live.finish)
 
     def _trackio(self, folder: Path, project: str, run: str, config: dict) -> Any:
         trackio = _import("trackio")
         self.ids.setdefault("trackio", run)
-        live = trackio.init(project=project, name=self.ids["trackio"], config=config, resume="allow")
+        live = trackio.init(
+            project=project, name=self.ids["trackio"], config=config, resume="allow"
+        )
         return _Calls(lambda step, values: live.log(values, step=step), trackio.finish)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marble.balance import Balancer, Batch, Plan, StepReport
 from marble.data import Sample
-from marble.models import Adapter
+from marble.models.base import Adapter
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def pair_noise(samples: list[Sample], like: Tensor, seed: int, inner: int, j: in
     generator = torch.Generator()
     parts = []
     for sample in samples:
-        key = np.random.SeedSequence([seed, sample.index, inner, j, 0x9E]).generate_state(1, np.uint64)
+        key = np.random.SeedSequence([seed, sample.index, inner, j, 0x9E]).generate_state(
+            1, np.uint64
+        )
         generator.manual_seed(int(key[0] >> 1))
         parts.append(torch.randn(like.shape[1:], generator=generator))
     return torch.stack(parts).to(like)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marble.data import Sample
-from marble.models import Adapter
+from marble.models.base import Adapter
 from marble.rewards import RewardSet
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,15 +78,17 @@ def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, Rewa
     """The rewards trained on, and those only measured. One instance serves training and evaluation."""
     sets = []
     for group in (recipe.rewards.train, recipe.rewards.heldout):
-        members = []
-        for entry in group:
-            reward = load_reward(entry.reward, **entry.options)
-            members.append((entry.name, reward.to(device), entry.sources))
-        options: dict[str, Any] = {
-            "on_error": recipe.rewards.on_error,
-            "deadline_s": recipe.rewards.deadline_s,
+        members = {
+            entry.name: load_reward(entry.reward, sources=entry.sources, **entry.options).to(device)
+            for entry in group
         }
-        sets.append(RewardSet(members, **options) if members else None)
+        sets.append(
+            RewardSet(
+                members, on_error=recipe.rewards.on_error, deadline_s=recipe.rewards.deadline_s
+            )
+            if members
+            else None
+        )
     assert sets[0] is not None
     return sets[0], sets[1]
 
@@ -96,8 +99,10 @@ def build_balancer(
     b, o, names = recipe.balance, recipe.objective, recipe.rewards.names
     options: dict[str, Any] = {}
     if b.method == "progress":
-        options = b.progress.model_dump()
-        if options["units"] == "range":
+        p = b.progress
+        options = {"beta": p.beta, "units": p.units, "momentum": p.decay, "warmup": p.warmup}
+        options["gate_after"] = 30 if p.gate else None
+        if p.units == "range":
             options["ranges"] = _ranges(recipe)
     return Balancer(
         adapter.transformer,
@@ -130,15 +135,15 @@ def build_balancer(
     )
 
 
-def _ranges(recipe: Recipe) -> dict[str, tuple[float, float]]:
-    ranges = {}
+def _ranges(recipe: Recipe) -> list[tuple[float, float]]:
+    ranges = []
     for entry in recipe.rewards.train:
         span = load_reward(entry.reward, **entry.options).range
-        if span is None:
+        if not all(map(math.isfinite, span)):
             raise MarbleError(
                 f"balance.progress.units=range: reward '{entry.name}' declares no range; use units=std"
             )
-        ranges[entry.name] = span
+        ranges.append(span)
     return ranges
 
 

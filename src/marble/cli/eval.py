@@ -1,0 +1,69 @@
+"""`marble eval`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from marble.cli.common import find_policy, print_json
+
+
+def evaluate(
+    target: Annotated[str, typer.Argument(help="`base`, a run folder, or a LoRA.")],
+    overrides: Annotated[
+        Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
+    ] = None,
+    recipe: Annotated[
+        Optional[str], typer.Option(help="Recipe; default: studio, or the run's.")
+    ] = None,
+    out: Annotated[
+        Optional[Path],
+        typer.Option("--out", "-o", help="Folder for the pictures and their scores."),
+    ] = None,
+    device: Annotated[
+        Optional[str], typer.Option(help="cpu or cuda; default: what is there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Score held-out prompts with fixed seeds: every reward, with intervals and by source.
+
+    Examples:
+
+    - `marble eval base --recipe studio --json`
+
+    - `marble eval runs/mine eval.prompts=96 --out pictures`
+    """
+    from marble.training.measure import measure
+
+    policy = find_policy(target, recipe, overrides or [])
+    record = measure(policy.recipe, policy.lora, out=out, device=device)
+    record = {"model": policy.label, "recipe": policy.recipe.name, **record}
+    if as_json:
+        print_json(record)
+        return
+    sources = list(record["by_source"])
+    table = Table(title=f"{policy.label}: held-out prompts, fixed seeds", box=None, padding=(0, 2))
+    table.add_column("score")
+    for heading in ("mean", "95 % interval", "n", *sources):
+        table.add_column(heading, justify="right")
+    for group in ("rewards", "heldout"):
+        for name, entry in record[group].items():
+            means = [record["by_source"][s].get(name) for s in sources]
+            table.add_row(
+                name if group == "rewards" else f"{name} (held out)",
+                _number(entry["mean"]),
+                "–" if entry["mean"] is None else f"{entry['lo']:.3f} … {entry['hi']:.3f}",
+                str(entry["n"]),
+                *(_number(m) for m in means),
+            )
+    Console().print(table)
+    if out is not None:
+        typer.echo(f"pictures and scores in {out}")
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

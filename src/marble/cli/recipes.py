@@ -1,0 +1,56 @@
+"""`marble recipes`"""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from marble.cli.common import print_json, split_overrides
+
+
+def recipes(
+    words: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Show this recipe, resolved."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    fields: Annotated[
+        bool, typer.Option("--fields", help="Every field, its type, default and meaning.")
+    ] = False,
+) -> None:
+    """List the recipes, show one in full, or explain every field.
+
+    Examples:
+
+    - `marble recipes`
+
+    - `marble recipes studio train.steps=10`
+
+    - `marble recipes --fields`
+    """
+    from marble.recipe import list_recipes, load_recipe, reference
+
+    if fields:
+        typer.echo(reference())
+        return
+    plain, overrides = split_overrides(words or [])
+    if plain:
+        recipe = load_recipe(plain[0], overrides)
+        if as_json:
+            print_json(recipe.model_dump(mode="json"))
+        else:
+            typer.echo(recipe.dump(), nl=False)
+        return
+    found = list_recipes()
+    if as_json:
+        print_json({"recipes": found})
+        return
+    table = Table(box=None, header_style="dim")
+    table.add_column("recipe")
+    table.add_column("what it is for")
+    for name, about in found.items():
+        table.add_row(name, about)
+    Console().print(table)

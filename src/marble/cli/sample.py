@@ -1,0 +1,67 @@
+"""`marble sample`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from marble.cli.common import find_policy, print_json
+from marble.errors import MarbleError
+
+
+def sample(
+    target: Annotated[str, typer.Argument(help="`base`, a run folder, or a LoRA.")],
+    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the PNGs.")] = Path(
+        "samples"
+    ),
+    recipe: Annotated[
+        Optional[str], typer.Option(help="Recipe of the model; default: studio, or the run's.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first picture; the next ones count up.")
+    ] = 0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=1, help="Pictures of each prompt.")
+    ] = 1,
+    steps: Annotated[
+        Optional[int], typer.Option(min=1, help="Sampling steps; default: the recipe's.")
+    ] = None,
+    scale: Annotated[
+        int, typer.Option(min=1, help="Enlarge the PNGs so many times (nearest).")
+    ] = 1,
+    device: Annotated[
+        Optional[str], typer.Option(help="cpu or cuda; default: what is there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Draw pictures with a trained or an untouched model.
+
+    Examples:
+
+    - `marble sample base 'a sign that says "TEA"' 'a photo of two cats'`
+
+    - `marble sample runs/mine 'a photo of a red apple' -n 4 --scale 4`
+    """
+    from marble.sampling import draw_prompts
+
+    if seed < 0:
+        raise MarbleError(f"--seed {seed}: must not be negative")
+    policy = find_policy(target, recipe, [])
+    files = draw_prompts(
+        policy.recipe,
+        policy.lora,
+        [p for p in prompts for _ in range(count)],
+        out,
+        seed=seed,
+        steps=steps,
+        scale=scale,
+        device=device,
+    )
+    if as_json:
+        print_json({"files": [str(f) for f in files], "model": policy.label})
+    else:
+        for file in files:
+            typer.echo(file)

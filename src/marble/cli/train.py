@@ -1,0 +1,65 @@
+"""`marble train`"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from marble.cli.common import split_overrides
+from marble.errors import MarbleError
+
+
+def train(
+    words: Annotated[
+        Optional[list[str]],
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...", help="A recipe (default: studio) and changes to it."
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[Path], typer.Option(help="Run folder; default: runs/RECIPE-TIME.")
+    ] = None,
+    resume: Annotated[
+        Optional[Path],
+        typer.Option(help="Go on with the run in this folder, exactly where it was."),
+    ] = None,
+    device: Annotated[
+        Optional[str], typer.Option(help="cpu or cuda; default: what is there.")
+    ] = None,
+) -> None:
+    """Train a model on all rewards of a recipe at once.
+
+    Examples:
+
+    - `marble train`: the studio model, five rewards, minutes on a CPU
+
+    - `marble train studio balance.method=uniform train.steps=50`
+
+    - `marble train my-recipe.yaml --out runs/mine`
+
+    - `marble train --resume runs/mine`
+
+    - `accelerate launch --num_processes 8 -m marble train sd35m-5rewards`
+    """
+    from marble.recipe import load_recipe
+
+    plain, overrides = split_overrides(words or [])
+    if len(plain) > 1:
+        raise MarbleError(f"one recipe at a time; got {', '.join(plain)}")
+    if resume is not None:
+        if plain or out is not None:
+            raise MarbleError("--resume takes the recipe and the folder of the run it goes on with")
+        if not (resume / "config.yaml").is_file():
+            raise MarbleError(f"{resume}: not a run folder (it has no config.yaml)")
+        recipe = load_recipe(str(resume / "config.yaml"), overrides)
+        folder = resume
+    else:
+        recipe = load_recipe(plain[0] if plain else "studio", overrides)
+        folder = out or Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+    from marble.training.run import train as run
+
+    run(recipe, folder, resume=resume is not None, device=device)

@@ -1,0 +1,58 @@
+"""Pictures of given prompts from a recipe's model, with a LoRA or without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from marble.models.base import Adapter
+from marble.recipe import Recipe
+
+
+def load_policy(recipe: Recipe, lora: Path | None, device: str | None) -> Adapter:
+    """The recipe's model on `device`, wearing the LoRA if there is one."""
+    from marble.training.setup import build_adapter
+
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    adapter = build_adapter(recipe, chosen)
+    if lora is not None:
+        adapter.load_lora(lora)
+    return adapter
+
+
+def draw_prompts(
+    recipe: Recipe,
+    lora: Path | None,
+    prompts: list[str],
+    out: Path,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    scale: int = 1,
+    device: str | None = None,
+) -> list[Path]:
+    """Draws `prompts[i]` with seed `seed + i` into `out`, one PNG each."""
+    adapter = load_policy(recipe, lora, device)
+    cond = adapter.encode(prompts)
+    settings = recipe.rollout
+    latents = adapter.sample(
+        cond,
+        [seed + i for i in range(len(prompts))],
+        steps=steps or recipe.eval.steps or settings.steps,
+        sampler=recipe.eval.sampler or settings.sampler,
+        guidance=recipe.eval.guidance or settings.guidance,
+        batch_size=settings.batch_size,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for i, pixels in enumerate(adapter.decode(latents)):
+        image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        if scale > 1:
+            image = image.resize(
+                (image.width * scale, image.height * scale), Image.Resampling.NEAREST
+            )
+        files.append(out / f"{i:03d}.png")
+        image.save(files[-1])
+    return files

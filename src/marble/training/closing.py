@@ -1,0 +1,101 @@
+"""The end of a run: the table before → after on held-out prompts, the report, the model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from marble.evaluation import compare_table
+from marble.recipe import Recipe
+
+
+def gains_of(run: Path) -> dict[str, Any] | None:
+    """Base and trained scores with paired gains, from the run's own evaluations."""
+    rows = compare_table([run])["rows"]
+    if len(rows) < 2 or "gains" not in rows[1]:
+        return None
+    return {"base": rows[0]["scores"], "trained": rows[1]["scores"], **rows[1]}
+
+
+def closing_table(run: Path, checkpoint: Path, trained: list[str], console: Console) -> None:
+    """Prints before → after for every score, and where everything lies."""
+    found = gains_of(run)
+    if found is not None:
+        table = Table(title="held-out prompts, same seeds", box=None, padding=(0, 2))
+        table.add_column("score")
+        for heading in ("base", "trained", "gain", "95 % interval", "won"):
+            table.add_column(heading, justify="right")
+        for name, gain in found["gains"].items():
+            if gain["mean"] is None:
+                continue
+            sure = gain["lo"] > 0 or gain["hi"] < 0
+            colour = ("green" if gain["mean"] > 0 else "red") if sure else "yellow"
+            table.add_row(
+                name if name in trained else f"{name} (held out)",
+                f"{found['base'][name]['mean']:.3f}",
+                f"{found['trained'][name]['mean']:.3f}",
+                f"[{colour}]{gain['mean']:+.3f}[/]",
+                f"{gain['lo']:+.3f} … {gain['hi']:+.3f}",
+                f"{found['won'][name]:.0%}",
+            )
+        console.print(table)
+    console.print(f"LoRA    {checkpoint / 'lora'}", highlight=False)
+    console.print(f"folder  {run}", highlight=False)
+    page = write_report(run)
+    if page is not None:
+        console.print(f"report  {page}", highlight=False)
+
+
+def write_report(run: Path) -> Path | None:
+    """The report page, where the extra that draws it is installed."""
+    try:
+        import marble.report
+    except ImportError:
+        return None
+    return marble.report.write([run], run / "report.html")
+
+
+def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
+    """Recipe, table and seeds, in the form that model hubs show."""
+    found = gains_of(run)
+    lines = [
+        "---",
+        f"base_model: {recipe.model.path}",
+        "library_name: diffusers",
+        "tags: [lora, text-to-image, reinforcement-learning, marble]",
+        "---",
+        "",
+        f"# LoRA trained on {len(recipe.rewards.train)} rewards at once",
+        "",
+        f"Recipe `{recipe.name}`, method `{recipe.balance.method}`, {recipe.train.steps} optimiser "
+        f"steps, seed {recipe.train.seed}. Load it with diffusers:",
+        "",
+        "```python",
+        "from diffusers import StableDiffusion3Pipeline",
+        "",
+        f'pipe = StableDiffusion3Pipeline.from_pretrained("{recipe.model.path}")',
+        'pipe.load_lora_weights("path/to/this/folder")',
+        "```",
+        "",
+    ]
+    if found is not None:
+        lines += [
+            f"Held-out prompts, one seed list for both models (`eval.seed: {recipe.eval.seed}`); "
+            "gain with its 95 % bootstrap interval over prompts.",
+            "",
+            "| score | base | trained | gain | interval |",
+            "|---|---|---|---|---|",
+        ]
+        for name, gain in found["gains"].items():
+            if gain["mean"] is None:
+                continue
+            lines.append(
+                f"| {name} | {found['base'][name]['mean']:.4f} | {found['trained'][name]['mean']:.4f} "
+                f"| {gain['mean']:+.4f} | {gain['lo']:+.4f} … {gain['hi']:+.4f} |"
+            )
+        lines.append("")
+    lines += ["## The recipe", "", "```yaml", recipe.dump().rstrip(), "```", ""]
+    path.write_text("\n".join(lines))

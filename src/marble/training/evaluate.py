@@ -1,0 +1,99 @@
+"""Scores of a policy on held-out prompts with fixed seeds, over all processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marble.data import Sample
+from marble.evaluation import summarise
+from marble.models.base import Adapter
+from marble.recipe import Recipe
+from marble.rewards import RewardSet
+from marble.training.processes import Processes
+from marble.training.rollout import make_rollout
+
+
+@dataclass
+class Evaluation:
+    """Pictures and scores in the order of `samples`; the same on every process."""
+
+    samples: list[Sample]
+    images: Tensor
+    scores: dict[str, np.ndarray]
+    """Reward → [n], NaN where it does not apply."""
+    seconds: float
+
+    def record(self, trained: list[str]) -> dict[str, Any]:
+        """Means with intervals: of the rewards trained on, of those held out, and by source."""
+        summary = summarise(
+            self.scores,
+            [s.prompt.source for s in self.samples],
+            [s.prompt.text for s in self.samples],
+        )
+        by_source: dict[str, dict[str, float]] = {}
+        for name, entry in summary.items():
+            for source, mean in entry.pop("by_source").items():
+                by_source.setdefault(source, {})[name] = mean
+        return {
+            "rewards": {name: summary[name] for name in trained},
+            "heldout": {name: v for name, v in summary.items() if name not in trained},
+            "by_source": by_source,
+        }
+
+
+def evaluate_policy(
+    adapter: Adapter,
+    rewards: Sequence[RewardSet | None],
+    samples: Sequence[Sample],
+    recipe: Recipe,
+    processes: Processes,
+    *,
+    policy: str,
+) -> Evaluation:
+    """Draws every sample once, whatever the number of processes, and scores it."""
+    started = time.perf_counter()
+    settings, rollout = recipe.eval, recipe.rollout
+    sets = [r for r in rewards if r is not None]
+    mine = make_rollout(
+        adapter,
+        sets[0],
+        processes.mine(samples),
+        policy=policy,
+        steps=settings.steps or rollout.steps,
+        sampler=settings.sampler or rollout.sampler,
+        guidance=settings.guidance or rollout.guidance,
+        batch_size=settings.batch_size or rollout.batch_size,
+        pool=None,
+    )
+    tables = [mine.scores_Kn]
+    prompts = [s.prompt.text for s in mine.samples]
+    metadata = [dict(s.prompt.metadata) for s in mine.samples]
+    for more in sets[1:]:
+        tables.append(more.score(mine.images, prompts, metadata))
+    table, images = np.concatenate(tables), mine.images
+    if processes.size > 1:
+        table, images = _collect(table, images, len(samples), processes)
+    names = [name for r in sets for name in r.names]
+    return Evaluation(list(samples), images, dict(zip(names, table)), time.perf_counter() - started)
+
+
+def _collect(
+    table: np.ndarray, images: Tensor, count: int, processes: Processes
+) -> tuple[np.ndarray, Tensor]:
+    """Undoes `Processes.mine`: rank r holds samples r, r + size, …"""
+    whole = np.full((len(table), count), np.nan)
+    pictures: Tensor | None = None
+    for rank, (part, drawn) in enumerate(processes.gather((table, images))):
+        whole[:, rank :: processes.size] = part
+        if len(drawn):
+            if pictures is None:
+                pictures = torch.zeros(count, *drawn.shape[1:], dtype=torch.uint8)
+            pictures[rank :: processes.size] = drawn
+    return whole, pictures if pictures is not None else torch.zeros(0, dtype=torch.uint8)

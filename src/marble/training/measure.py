@@ -1,0 +1,37 @@
+"""Evaluation on its own: a recipe's model, trained or untouched, on its held-out prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from marble.evaluation import canaries
+from marble.recipe import Recipe
+from marble.training.evaluate import evaluate_policy
+from marble.training.folder import write_pictures
+from marble.training.metrics import plain
+from marble.training.processes import Processes
+from marble.training.setup import build_adapter, build_rewards, evaluation_samples
+
+
+def measure(
+    recipe: Recipe, lora: Path | None, *, out: Path | None = None, device: str | None = None
+) -> dict[str, Any]:
+    """Means with intervals, over all processes; pictures with their scores into `out`, if given."""
+    samples = evaluation_samples(recipe)
+    processes = Processes(device)
+    rewards = build_rewards(recipe, processes.device)
+    adapter = build_adapter(recipe, processes.device)
+    if lora is not None:
+        adapter.load_lora(lora)
+    policy = "base" if lora is None else "default"
+    result = evaluate_policy(adapter, rewards, samples, recipe, processes, policy=policy)
+    names = recipe.rewards.names
+    if out is not None and processes.is_main:
+        groups = [s.group for s in samples]
+        statistics = canaries(result.images.numpy(), groups)
+        write_pictures(
+            out, 0, samples, result.images, result.scores, trained=names, canaries=statistics
+        )
+    record: dict[str, Any] = plain({**result.record(names), "seconds": result.seconds})
+    return record

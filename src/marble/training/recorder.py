@@ -1,0 +1,214 @@
+"""Everything a run writes: metrics, samples, evaluations, checkpoints, the closing table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from marble.evaluation.canaries import canaries
+from marble.recipe import Recipe
+from marble.training.checkpoint import CheckpointWriter, step_name
+from marble.training.closing import closing_table, write_model_card
+from marble.training.evaluate import Evaluation, evaluate_policy
+from marble.training.folder import RunFolder, environment
+from marble.training.loop import Trainer
+from marble.training.metrics import JsonLines, Trackers
+from marble.training.processes import Processes
+
+Say = Callable[[str], None]
+
+
+class Recorder:
+    """Knows the run folder. On processes other than the main one it only takes part in collectives."""
+
+    def __init__(self, recipe: Recipe, out: Path, processes: Processes, *, resuming: bool) -> None:
+        self.recipe, self.path, self.processes = recipe, out, processes
+        self.fresh = not resuming
+        self._seconds_before = 0.0
+        self._folder: RunFolder | None = None
+        if processes.is_main:
+            self._folder = RunFolder(out, resuming=resuming)
+            if not resuming:
+                self._open({})
+                self._folder.write_text("config.yaml", recipe.dump())
+            self._folder.write_json(
+                "environment.json", environment(processes.device, processes.size)
+            )
+        processes.barrier()
+
+    def resume(self, meta: dict[str, Any]) -> None:
+        """Takes the files back to where the checkpoint was made."""
+        self._seconds_before = meta["seconds"]
+        if self._folder is not None:
+            self._open(meta)
+
+    def _open(self, meta: dict[str, Any]) -> None:
+        assert self._folder is not None
+        self._metrics = JsonLines(self.path / "metrics.jsonl", meta.get("metrics", 0))
+        self._evals = JsonLines(self.path / "evals.jsonl", meta.get("evals", 0))
+        log = self.recipe.log
+        names = list(dict.fromkeys(["tensorboard", *log.trackers]))
+        self._trackers = Trackers(
+            names,
+            self.path,
+            log.project,
+            log.run_name or self.path.name,
+            self.recipe.model_dump(mode="json"),
+            meta.get("trackers", {}),
+        )
+        self._checkpoints = CheckpointWriter(
+            self._folder.checkpoints, self.recipe.train.keep_checkpoints
+        )
+        self._started = time.time()
+
+    # -- as the run goes ----------------------------------------------------------------------------
+
+    def begin(self, trainer: Trainer, say: Say) -> None:
+        """Before the first step: the untouched model on the held-out prompts."""
+        if self._folder is not None:
+            self._folder.write_status("running", 0, self.recipe.train.steps)
+        if self.recipe.eval.at_start:
+            self._evaluate(trainer, "base", say)
+
+    def step(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        if self._folder is None:
+            return
+        self._metrics.write(row)
+        self._trackers.log(row["step"], row)
+
+    def epoch(self, trainer: Trainer, steps: int, stopping: bool, seconds: float, say: Say) -> None:
+        """After an epoch of `steps` optimiser steps: what is due of samples, evaluation, checkpoint."""
+        recipe, step = self.recipe, trainer.step
+        last = trainer.finished
+
+        def due(every: int) -> bool:
+            return every > 0 and step // every > (step - steps) // every
+
+        if due(recipe.log.samples_every) or last:
+            self._samples(trainer)
+        if last or due(recipe.eval.every):
+            self._evaluate(trainer, "trained", say)
+        if last or stopping or due(recipe.train.checkpoint_every):
+            self._checkpoint(trainer)
+        if self._folder is not None:
+            self._folder.write_status("running", step, recipe.train.steps, self._seconds_before)
+
+    def end(self, trainer: Trainer, reason: str | None, console: Console) -> None:
+        """Closing words: the table before → after, and where everything lies."""
+        if self._folder is None:
+            return
+        self._checkpoints.close()
+        status = "finished" if reason is None else "interrupted"
+        self._folder.write_status(
+            status, trainer.step, self.recipe.train.steps, self._seconds_before
+        )
+        if reason is not None:
+            console.print(
+                f"stopped after step {trainer.step} ({reason}); go on with\n"
+                f"  marble train --resume {self.path}",
+                highlight=False,
+            )
+            return
+        latest = self._folder.checkpoints / step_name(trainer.step)
+        write_model_card(latest / "lora" / "README.md", self.recipe, self.path)
+        closing_table(self.path, latest, self.recipe.rewards.names, console)
+
+    def fail(self) -> None:
+        if self._folder is not None and hasattr(self, "_metrics"):
+            self._folder.write_status("failed", 0, self.recipe.train.steps, self._seconds_before)
+
+    def close(self) -> None:
+        if self._folder is None:
+            return
+        for part in ("_metrics", "_evals", "_trackers"):
+            if hasattr(self, part):
+                getattr(self, part).close()
+        self._folder.close()
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _evaluate(self, trainer: Trainer, policy: str, say: Say) -> None:
+        adapter, parts, recipe = trainer.adapter, trainer.parts, self.recipe
+        use_ema = policy == "trained" and recipe.eval.ema
+        with adapter.swapped(trainer.ema if use_ema else adapter.lora_state()):
+            result = evaluate_policy(
+                adapter,
+                [parts.rewards, parts.heldout],
+                parts.eval_samples,
+                recipe,
+                self.processes,
+                policy="default" if policy == "trained" else "base",
+            )
+        if self._folder is None:
+            return
+        folder = f"evals/{step_name(trainer.step)}"
+        record = {
+            "step": trainer.step,
+            "policy": policy,
+            **result.record(recipe.rewards.names),
+            "folder": folder,
+            "seconds": result.seconds,
+        }
+        self._evals.write(record)
+        self._trackers.log(
+            trainer.step, {f"eval/{name}": r["mean"] for name, r in record["rewards"].items()}
+        )
+        self._write_evaluation(folder, trainer.step, result)
+        means = "  ".join(f"{name} {r['mean']:.3f}" for name, r in record["rewards"].items())
+        say(f"held-out, {policy}, step {trainer.step}: {means}")
+
+    def _write_evaluation(self, folder: str, step: int, result: Evaluation) -> None:
+        assert self._folder is not None
+        groups = [s.group for s in result.samples]
+        statistics = canaries(result.images.numpy(), groups)
+        names = self.recipe.rewards.names
+        self._folder.write_pictures(
+            folder,
+            step,
+            result.samples,
+            result.images,
+            result.scores,
+            trained=names,
+            canaries=statistics,
+        )
+
+    def _samples(self, trainer: Trainer) -> None:
+        """Pictures of the last rollout, and its advantages, for a look at what training sees."""
+        if self._folder is None:
+            return
+        rollout, batch = trainer.last
+        count = min(self.recipe.log.samples, len(rollout.samples))
+        chosen = np.linspace(0, len(rollout.samples) - 1, count).round().astype(int)
+        names = self.recipe.rewards.names
+        self._folder.write_pictures(
+            f"samples/{step_name(trainer.step)}",
+            trainer.step,
+            [rollout.samples[i] for i in chosen],
+            rollout.images[torch.from_numpy(chosen)],
+            {name: rollout.scores_Kn[k, chosen] for k, name in enumerate(names)},
+            trained=names,
+        )
+        if self.processes.size == 1:
+            samples = [
+                {"group": s.group, "source": s.prompt.source, "prompt": s.prompt.text}
+                for s in rollout.samples
+            ]
+            self._folder.write_advantages(trainer.step, names, batch, samples)
+
+    def _checkpoint(self, trainer: Trainer) -> None:
+        if self._folder is None:
+            return
+        state = trainer.state()
+        state.meta["recorder"] = {
+            "metrics": self._metrics.length,
+            "evals": self._evals.length,
+            "trackers": self._trackers.ids,
+            "seconds": self._seconds_before + time.time() - self._started,
+        }
+        self._checkpoints.save(trainer.step, state, trainer.write_lora)
