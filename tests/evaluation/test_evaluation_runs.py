@@ -60,7 +60,7 @@ def test_truncated_last_line_is_left_out(tmp_path):
     file.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "lo')
     assert read_jsonl(file) == [{"step": 0}, {"step": 1}]
     file.write_text('{"step": 0}\n{"ste\n{"step": 2}\n')
-    with pytest.raises(MarbleError, match="m.jsonl:2: damaged line in the middle"):
+    with pytest.raises(MarbleError, match=r"m\.jsonl:2: damaged line in the middle"):
         read_jsonl(file)
     assert read_jsonl(tmp_path / "none.jsonl") == []
 

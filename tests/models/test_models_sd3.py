@@ -170,6 +170,7 @@ def test_gradient_checkpointing_changes_nothing(folder, randomise):
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*grads))
 
 
+@pytest.mark.slow
 def test_blocks_compile_for_every_adapter(folder, randomise, monkeypatch):
     """With dynamo's eager backend: the graph is traced, guarded and switched, not lowered."""
     from diffusers.models.attention import JointTransformerBlock
