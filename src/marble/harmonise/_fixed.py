@@ -17,8 +17,10 @@ class Fixed(FreeRule):
 
     name = "fixed"
 
-    def __init__(self, *, weights: Sequence[float]) -> None:
+    def __init__(self, *, weights: Sequence[float] = ()) -> None:
         super().__init__()
+        if not len(weights):
+            raise MarbleError("fixed needs weights: one number per reward.")
         given = np.array(list(weights), dtype=np.float64)
         if given.ndim != 1 or not np.isfinite(given).all() or (given < 0.0).any():
             raise MarbleError(f"fixed: weights {list(weights)!r}; give numbers of at least 0.")

@@ -32,7 +32,7 @@ class Progress(ObservingRule):
     gate_after: unlearnable rewards make no progress and would absorb weight. From this many
         observations on, a reward's p_k counts only as far as it responds: with z the move of R̄_k
         in standard errors (noise from successive differences of the batch means),
-        p_k → γp_k + (1−γ)·average with γ = min(1, |z|/3). None switches the gate off.
+        p_k → γp_k + (1−γ)·average with γ = min(1, (z/3)²). None switches the gate off.
     """
 
     name = "progress"
@@ -128,7 +128,7 @@ class Progress(ObservingRule):
         spread = (1.0 - self.momentum) / (1.0 + self.momentum) + 1.0 / self.warmup
         error = np.sqrt(self._noise * spread)
         moved = np.abs(self._mean - self._start)
-        certain = np.minimum(moved / np.where(error > 0.0, _RESPONSE * error, 1.0), 1.0)
+        certain = np.minimum((moved / np.where(error > 0.0, _RESPONSE * error, 1.0)) ** 2, 1.0)
         certain = np.where(error > 0.0, certain, np.where(moved > 0.0, 1.0, 0.0))
         return np.asarray(np.where(self._seen >= self.gate_after, certain, 1.0))
 
