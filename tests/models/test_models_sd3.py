@@ -107,6 +107,22 @@ def test_prompts_are_encoded_once_and_outlive_the_encoders(adapter, monkeypatch)
         adapter.encode(["new"])
 
 
+def test_offloaded_encoders_visit_the_device_for_new_prompts_only(folder_t5, monkeypatch):
+    adapter = load(str(folder_t5), offload_encoders=True)
+    moves = []
+    for name in ("text_encoder", "text_encoder_2", "text_encoder_3"):
+        encoder = getattr(adapter.pipeline, name)
+        monkeypatch.setattr(
+            encoder, "to", lambda place, name=name: moves.append((name, str(place)))
+        )
+    cond = adapter.encode(["a"])
+    assert len(moves) == 6 and len(set(moves)) == 3
+    adapter.encode(["a"])
+    assert len(moves) == 6
+    plain = load(str(folder_t5)).encode(["a"])
+    assert torch.equal(cond.tensors["prompt_embeds"], plain.tensors["prompt_embeds"])
+
+
 def test_cache_is_bounded(adapter):
     adapter.encode(["a"])
     adapter.cache.max_bytes = 2 * adapter.cache.bytes

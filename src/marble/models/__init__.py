@@ -41,6 +41,7 @@ def load(
     resolution: int | None = None,
     max_sequence_length: int | None = None,
     truncate_prompts: bool = False,
+    offload_encoders: bool = False,
     gradient_checkpointing: bool = False,
     compile: bool = False,
 ) -> Adapter:
@@ -58,6 +59,7 @@ def load(
         "resolution": resolution,
         "max_sequence_length": max_sequence_length,
         "truncate_prompts": truncate_prompts,
+        "offload_encoders": offload_encoders,
         "gradient_checkpointing": gradient_checkpointing,
         "compile": compile,
     }

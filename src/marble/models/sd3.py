@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from marble.models.quiet import quiet
 # What diffusers itself uses when nothing is said.
 T5_TOKENS = 256
 T5_TOKENS_MOST = 512
+_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _PARTS = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
 
 
@@ -49,6 +51,7 @@ class SD3Adapter(Adapter):
         resolution: int | None = None,
         max_sequence_length: int | None = None,
         truncate_prompts: bool = False,
+        offload_encoders: bool = False,
         gradient_checkpointing: bool = False,
         compile: bool = False,
     ) -> None:
@@ -58,9 +61,11 @@ class SD3Adapter(Adapter):
         self.truncate_prompts = truncate_prompts
         if self.t5_tokens > T5_TOKENS_MOST:
             raise MarbleError(f"model.max_sequence_length: at most {T5_TOKENS_MOST}")
-        for part in pipeline.components.values():
+        self.offload_encoders = offload_encoders
+        for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
-                part.requires_grad_(False).eval().to(self.device)
+                stays = offload_encoders and name in _ENCODERS
+                part.requires_grad_(False).eval().to("cpu" if stays else self.device)
         with quiet():  # decoding in 16 bits costs visible levels and saves little
             pipeline.vae.to(torch.float32)
         self._latent_shape = self._shape_for(resolution)
@@ -134,7 +139,7 @@ class SD3Adapter(Adapter):
     def _encode(self, prompts: list[str]) -> Conditioning:
         if self.pipeline.text_encoder is None:
             raise MarbleError(f'text encoders are freed and "{prompts[0][:80]}" is not cached')
-        with quiet():
+        with quiet(), self._encoders_here():
             embeds, _, pooled, _ = self.pipeline.encode_prompt(
                 prompts,
                 None,
@@ -145,9 +150,26 @@ class SD3Adapter(Adapter):
             )
         return Conditioning({"prompt_embeds": embeds, "pooled_prompt_embeds": pooled})
 
+    @contextmanager
+    def _encoders_here(self) -> Iterator[None]:
+        """With the text encoders on the device; afterwards back to where they wait."""
+        encoders = [getattr(self.pipeline, name) for name in _ENCODERS if self.offload_encoders]
+        try:
+            for encoder in filter(None, encoders):
+                encoder.to(self.device)
+            yield
+        finally:
+            for encoder in filter(None, encoders):
+                encoder.to("cpu")
+            if encoders:
+                self._free_memory()
+
     def drop_encoders(self) -> None:
-        for name in ("text_encoder", "text_encoder_2", "text_encoder_3"):
+        for name in _ENCODERS:
             self.pipeline.register_modules(**{name: None})
+        self._free_memory()
+
+    def _free_memory(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

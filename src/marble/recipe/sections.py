@@ -55,6 +55,10 @@ class Model(Section):
     truncate_prompts: bool = Field(
         default=False, description="Cut prompts the text encoders cannot take, instead of stopping."
     )
+    offload_encoders: bool = Field(
+        default=False,
+        description="Text encoders wait in main memory and visit the device for new prompts only.",
+    )
     lora: Lora = Field(default=Lora(), description="The trained part.")
     gradient_checkpointing: bool = Field(
         default=False,
