@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,18 @@ def test_studio_sources_load_and_are_disjoint(name):
     train = {p.text for p in load_prompts(f"studio:{name}", "train")}
     test = {p.text for p in load_prompts(f"studio:{name}", "test")}
     assert train and test and not train & test
+
+
+SHARED = Path(__file__).parents[3] / "shared" / "prompts"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="public prompt files are not beside the checkout")
+def test_public_files_are_read_whole_and_verbatim():
+    geneval = load_prompts(str(SHARED / "geneval"), "test")
+    lines = (SHARED / "geneval" / "test_metadata.jsonl").read_text().splitlines()
+    assert len(geneval) == len(lines) == 2212
+    assert all(p.metadata == {**json.loads(x), "source": "geneval"} for p, x in zip(geneval, lines))
+    assert len({p.text for p in geneval}) == 553
+    ocr = load_prompts(str(SHARED / "ocr"), "test")
+    lines = (SHARED / "ocr" / "test.txt").read_text().split("\n")
+    assert [p.text for p in ocr] == [line.strip() for line in lines if line.strip()]
