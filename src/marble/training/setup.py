@@ -69,6 +69,8 @@ def build_adapter(recipe: Recipe, device: torch.device) -> Adapter:
         precision=recipe.train.precision,
         resolution=model.resolution,
         max_sequence_length=model.max_sequence_length,
+        truncate_prompts=model.truncate_prompts,
+        offload_encoders=model.offload_encoders,
         gradient_checkpointing=model.gradient_checkpointing,
         compile=model.compile,
     )
