@@ -159,3 +159,14 @@ def test_under_five_milliseconds_at_64():
             seconds.append(time.perf_counter() - start)
         # The best of nine: other processes may hold the core, the solver's own time does not vary.
         assert min(seconds) < 5e-3, family
+
+
+@given(jacobians(), st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_noisy_gram_still_gives_a_point(rows, seed):
+    """A Gram matrix with single-precision noise is not positive semi-definite any more."""
+    units, _ = unit_rows(rows)
+    noise = 1e-6 * np.random.default_rng(seed).standard_normal((len(units), len(units)))
+    point = min_norm_point(gram(units) + noise + noise.T)
+    assert_on_simplex(point.alpha)
+    assert frank_wolfe_gap(units, point.alpha) <= 3e-5

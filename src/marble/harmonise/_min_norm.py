@@ -50,6 +50,9 @@ def min_norm_point(gram: Array) -> MinNorm:
     least Σ (α_k‖g_k‖)² is returned: duplicates share equally, and relabelling the rewards
     relabels α. A zero vector is the min-norm point by itself; several share equally.
 
+    Gradients that differ by less than about 1e-7 of their length differ below the rounding of
+    their products: there ‖d‖² and the gap are exact, while α among them is arbitrary.
+
     >>> min_norm_point(np.array([[1.0, 0.0], [0.0, 3.0]])).alpha.round(3)
     array([0.75, 0.25])
     """

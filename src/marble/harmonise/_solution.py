@@ -13,7 +13,7 @@ class Solution:
 
     coefficients_K: c with update direction Σ c_k g_k, for raw gradients g_k.
     alpha_K, alpha_raw_K: the moving average ᾱ, and the weights of the last solve (0 where silent).
-    norms_K: ‖g_k‖ at the reward's last refresh, NaN before its first.
+    norms_K: ‖g_k‖ of this refresh; in between, of the reward's last one (NaN before its first).
     cos_KK, gap, harmony, harmony_heldout: of this refresh; None in between.
     active_K: the rewards that take part in this step.
     notes: what happened to the step that the user should know, in sentences.

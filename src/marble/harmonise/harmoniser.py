@@ -28,7 +28,7 @@ class Harmoniser:
     n, probe, consolidate, total_steps: see `Schedule`.
     rho: ᾱ ← ρᾱ + (1−ρ)α* at a refresh, from ᾱ = 1/K.
     amortise: coefficients between refreshes. "paper": c = ᾱ; "normalised": c_k = ᾱ_k n̄/‖g_k‖
-        with the norms of the last refresh. The same for rules that act on raw gradients.
+        with the norms of the last refresh. Rules that act on raw gradients have c = ᾱ in both.
     refresh_with: a refresh step itself takes α* ("raw", the published full step) or ᾱ ("ema").
     priorities: π_k by name (default 1). For min-norm rules the solve sees g_k/π_k, which makes
         the cosines proportional to π; other rules take π as their preference.
@@ -123,6 +123,7 @@ class Harmoniser:
         gram = check_gram(gram_KK, self.names)
         norms, cos = cosines(gram)
         active, notes = self._active(active_K, norms)
+        others = None if heldout is None else self._check_heldout(heldout)
         if not active.any():
             return self._nothing(cos, norms, (*notes, "All rewards are silent: no step."))
         if isinstance(self.rule, GramRule):
@@ -141,10 +142,6 @@ class Harmoniser:
             raw, gap = self._share(active), None
         alpha = raw if self.refresh_with == "raw" or not self.needs_gram else self._share(active)
         c = self.rule.coefficients(alpha, np.where(active, norms, 0.0))
-        held = None
-        if heldout is not None:
-            cross, other = self._check_heldout(heldout)
-            held = heldout_harmony(c, gram, cross, other, active)
         return Solution(
             coefficients_K=c,
             alpha_K=self._alpha(),
@@ -156,7 +153,7 @@ class Harmoniser:
             cos_KK=cos,
             gap=gap,
             harmony=harmony(c, gram, active),
-            harmony_heldout=held,
+            harmony_heldout=None if others is None else heldout_harmony(c, gram, *others, active),
         )
 
     def cached(self, step: int | None = None, active_K: Array | None = None) -> Solution:
