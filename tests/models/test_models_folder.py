@@ -74,3 +74,29 @@ def test_weights_of_another_shape(copy):
     (copy / "transformer" / "config.json").write_text(json.dumps({**config, "num_layers": 3}))
     with pytest.raises(MarbleError, match="diffusers cannot open it"):
         load(str(copy))
+
+
+def test_hub_id_that_cannot_be_had(monkeypatch):
+    from diffusers import DiffusionPipeline
+
+    asked = []
+
+    def download(name, revision=None, **options):
+        asked.append((name, revision))
+        raise OSError("We could not connect\nto the hub, at length")
+
+    monkeypatch.setattr(DiffusionPipeline, "download", download)
+    with pytest.raises(MarbleError, match="org/model is neither a folder here nor could it be had"):
+        load("org/model", revision="abc")
+    assert asked == [("org/model", "abc")]
+
+
+def test_hub_id_is_downloaded_once(monkeypatch, folder):
+    from diffusers import DiffusionPipeline
+
+    asked = []
+    monkeypatch.setattr(
+        DiffusionPipeline, "download", lambda name, **_: asked.append(name) or str(folder)
+    )
+    assert load("org/model").latent_shape == (4, 8, 8)
+    assert asked == ["org/model"]
