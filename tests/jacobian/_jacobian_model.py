@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from diffusers import SD3Transformer2DModel
@@ -52,14 +51,16 @@ def tiny_sd3(dtype: torch.dtype = torch.float64, seed: int = 0) -> SD3Transforme
         parameter.requires_grad_(".default." in name)
     for module in model.modules():
         if isinstance(module, RMSNorm):
-            # The library's own computes in fp32 whatever the input, which would hide fp64 errors.
-            module.forward = partial(_rms_norm, module)
+            module.__class__ = ExactRMSNorm
     return model.to(dtype).eval()
 
 
-def _rms_norm(module: RMSNorm, x: Tensor) -> Tensor:
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + module.eps)
-    return x * scale * module.weight
+class ExactRMSNorm(RMSNorm):
+    """The library's own computes in fp32 whatever the input, which would hide fp64 errors."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        scale = torch.rsqrt(hidden_states.square().mean(-1, keepdim=True) + self.eps)
+        return hidden_states * scale * self.weight
 
 
 def trainable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
