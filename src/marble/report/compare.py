@@ -1,4 +1,4 @@
-"""Runs side by side: the tables of `marble compare`, from the same evaluations."""
+"""Runs side by side: the tables of `marble compare`, marked up for the page."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from marble.evaluation.compare import compare_table
 from marble.report.folder import Run
-from marble.report.numbers import duration, figure, mean, percent, sigma, signed
-from marble.report.verdict import Verdict
+from marble.report.numbers import count, duration, figure, percent, sigma, signed
 
 
 @dataclass(frozen=True)
@@ -29,99 +29,90 @@ class Table:
     """(row label, cells)"""
 
 
-def scores_table(
-    runs: Sequence[Run], verdicts: Sequence[Verdict], shown: Sequence[str]
-) -> Table | None:
-    """Every reward's held-out mean by run, and the composite of the column z-scores.
+@dataclass(frozen=True)
+class Comparison:
+    """Two tables and the sentence that sums them up."""
 
-    composite(row) = mean over rewards of (value − column mean) / column std, over the rows shown.
-    """
-    names = list(dict.fromkeys(n for r in runs for n in (*r.rewards, *r.heldout)))
-    labels, values = [], []
-    base = next((r.base for r in runs if r.base), None)
-    if base is not None:
-        labels.append("base")
-        values.append([base.scores[n].mean if n in base.scores else math.nan for n in names])
-    for label, verdict in zip(shown, verdicts):
-        if verdict.chosen is not None:
-            scores = verdict.chosen.evaluation.scores
-            labels.append(label)
-            values.append([scores[n].mean if n in scores else math.nan for n in names])
-    if len(labels) < 2:
+    scores: Table
+    costs: Table
+    leader: str
+
+
+def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Comparison | None:
+    """Runs at their last evaluation, as `marble compare` has them; None where fewer than two
+    have one."""
+    judged = [(run, label) for run, label in zip(runs, labels) if run.trained]
+    if len(judged) < 2:
         return None
-    table = np.array(values)
-    composite = composites(table)
-    full = np.column_stack([table, composite])
-    return Table(
-        head=[*names, "composite"],
-        rows=_rows(labels, full, [figure] * len(names) + [signed], [1] * (len(names) + 1)),
+    table = compare_table([run.record for run, _ in judged])
+    rows = [row for row in table["rows"] if row["method"] is not None]
+    for row, (_, label) in zip(rows, judged):
+        row["label"] = label
+    base = [{**row, "label": "base"} for row in table["rows"] if row["method"] is None]
+    return Comparison(_scores(base + rows, table["metrics"]), _costs(rows), _leader(rows))
+
+
+def _scores(rows: list[dict[str, Any]], names: list[str]) -> Table:
+    values = [[row["scores"][n]["mean"] for n in names] + [row["composite"]] for row in rows]
+    forms = [figure] * len(names) + [signed]
+    return Table([*names, "composite"], _marked(rows, values, forms, [1] * len(forms)))
+
+
+def _costs(rows: list[dict[str, Any]]) -> Table:
+    values = []
+    for row in rows:
+        own, held, applied = (
+            row["harmony"][kind] for kind in ("harmony", "harmony_heldout", "harmony_applied")
+        )
+        values.append(
+            [
+                (row.get("worst_gain") or {}).get("sigma"),
+                row.get("joint_domination"),
+                row.get("joint_collapse"),
+                (row.get("hypervolume") or {}).get("value"),
+                own["min"],
+                own["conflict_rate"],
+                held["conflict_rate"],
+                applied["conflict_rate"],
+                row["seconds"],
+            ]
+        )
+    head = ["worst gain", "dominates", "collapses", "hypervolume", "worst cos", "conflict"]
+    head += ["held-out conflict", "applied conflict", "time"]
+    forms = [sigma, percent, percent, figure, signed, percent, percent, percent, duration]
+    return Table(head, _marked(rows, values, forms, [1, 1, -1, 1, 1, -1, -1, -1, 0]))
+
+
+def _leader(rows: list[dict[str, Any]]) -> str:
+    """Which run comes first on the composite, and how its worst reward fares."""
+    first = max(rows, key=lambda row: row["composite"])
+    text = f"Of {count(len(rows))} runs, {first['label']} has the best composite"
+    worst = [(r["worst_gain"]["sigma"], r["label"]) for r in rows if r.get("worst_gain")]
+    if not first.get("worst_gain"):
+        return text + "."
+    own, (most, safest) = first["worst_gain"], max(worst)
+    if safest == first["label"]:
+        return f"{text} and the best worst reward ({own['reward']}, {sigma(most)})."
+    return (
+        f"{text}; its worst reward, {own['reward']}, stands at {sigma(own['sigma'])}, "
+        f"while {safest} keeps every reward at {sigma(most)} or better."
     )
 
 
-def composites(values: np.ndarray) -> np.ndarray:
-    """Mean of column z-scores by row; a column without spread says nothing and is left out."""
-    known = np.isfinite(values).all(axis=0)
-    columns = values[:, known]
-    spread = columns.std(axis=0)
-    useful = spread > 1e-12
-    if not useful.any():
-        return np.zeros(len(values))
-    z = (columns[:, useful] - columns[:, useful].mean(axis=0)) / spread[useful]
-    return np.asarray(z.mean(axis=1))
-
-
-def costs_table(runs: Sequence[Run], verdicts: Sequence[Verdict], shown: Sequence[str]) -> Table:
-    """Worst gain, harmony, conflict rate, distance and time by run."""
-    rows = []
-    for run, verdict in zip(runs, verdicts):
-        worst = verdict.chosen.worst if verdict.chosen else None
-        low = run.metrics.get("harmony/min")
-        held = run.metrics.get("harmony_heldout/min")
-        kl = run.metrics.get("kl")
-        kl = kl[np.isfinite(kl)]
-        rows.append(
-            [
-                worst.z if worst else math.nan,
-                mean(low),
-                _conflict(low),
-                _conflict(held),
-                mean(kl[-10:]) if len(kl) else math.nan,
-                seconds(run),
-            ]
-        )
-    forms = [sigma, signed, percent, percent, figure, duration]
-    head = ["worst gain", "mean of worst cos", "conflict rate", "conflict, held-out batches"]
-    head += ["KL at the end", "time"]
-    table = np.array(rows, dtype=np.float64)
-    return Table(head, _rows(shown, table, forms, [1, 1, -1, -1, 0, 0]))
-
-
-def seconds(run: Run) -> float:
-    """Wall time of a run: as run.json says, else the sum of the logged phases."""
-    told = run.state.get("seconds")
-    if isinstance(told, int | float):
-        return float(told)
-    logged = [
-        np.nansum(run.metrics.columns[k]) for k in run.metrics.columns if k.startswith("time/")
-    ]
-    return float(sum(logged)) if logged else math.nan
-
-
-def _rows(
-    labels: Sequence[str], values: np.ndarray, forms: Sequence[Any], sense: Sequence[int]
+def _marked(
+    rows: list[dict[str, Any]],
+    values: list[list[float | None]],
+    forms: Sequence[Any],
+    sense: Sequence[int],
 ) -> list[tuple[str, list[Cell]]]:
     """Cells as text; the best of each column marked (sense 1: larger, −1: smaller, 0: none)."""
+    table = np.array([[math.nan if v is None else v for v in row] for row in values])
     best = []
-    for column, way in zip(values.T, sense):
+    for column, way in zip(table.T, sense):
         known = column[np.isfinite(column)]
         clear = way and len(known) > 1 and np.ptp(known) > 0
         best.append((known.max() if way > 0 else known.min()) if clear else math.nan)
     return [
-        (label, [Cell(form(v), bool(v == b)) for v, form, b in zip(row, forms, best)])
-        for label, row in zip(labels, values)
+        (row["label"], [Cell(form(v), bool(v == b)) for v, form, b in zip(line, forms, best)])
+        for row, line in zip(rows, table)
     ]
-
-
-def _conflict(low: np.ndarray) -> float:
-    low = low[np.isfinite(low)]
-    return float(np.mean(low < 0)) if len(low) else math.nan

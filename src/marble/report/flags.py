@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from marble.evaluation.canaries import canaries
-from marble.report.folder import Evaluation, Floats, Run
+from marble.report.folder import Floats, Picture, Run
 from marble.report.gains import Gain
 from marble.report.numbers import figure, mean, percent, sigma
 
@@ -50,14 +50,13 @@ class Check:
     sentence: str
 
 
-def statistics(evaluation: Evaluation) -> dict[str, Floats]:
+def statistics(pictures: Sequence[Picture]) -> dict[str, Floats]:
     """Each canary over an evaluation's pictures; measured from the files where not logged."""
-    samples = list(evaluation.samples.values())
-    if samples and not all(sample.canaries for sample in samples):
-        return _measured(evaluation)
-    names = dict.fromkeys(name for sample in samples for name in sample.canaries)
+    if not all(picture.canaries for picture in pictures):
+        return _measured(pictures)
+    names = dict.fromkeys(name for picture in pictures for name in picture.canaries)
     return {
-        name: np.array([s.canaries[name] for s in samples if name in s.canaries]) for name in names
+        name: np.array([p.canaries[name] for p in pictures if name in p.canaries]) for name in names
     }
 
 
@@ -71,18 +70,20 @@ def base_range(values: Floats) -> tuple[float, float] | None:
 
 
 def checks(
-    run: Run, after: Evaluation | None, gained: Sequence[Gain], held: Sequence[Gain]
+    run: Run,
+    before: dict[str, Floats],
+    now: dict[str, Floats],
+    gained: Sequence[Gain],
+    held: Sequence[Gain],
 ) -> list[Check]:
-    """Every canary that this run has the data for, at one checkpoint."""
+    """Every canary that there is data for: the base's `statistics` against a checkpoint's."""
     found: list[Check] = []
-    if run.base is not None and after is not None:
-        before, now = statistics(run.base), statistics(after)
-        for name in WORDS:
-            if name in before and name in now and (band := base_range(before[name])):
-                found.append(_range_check(name, before[name], now[name], band))
-        if "blank" in before and "blank" in now and len(before["blank"]) >= FEWEST:
-            found.append(_blank_check(before["blank"], now["blank"]))
-    diversity = _diversity_check(run, after)
+    for name in WORDS:
+        if name in before and name in now and (band := base_range(before[name])):
+            found.append(_range_check(name, before[name], now[name], band))
+    if "blank" in before and "blank" in now and len(before["blank"]) >= FEWEST:
+        found.append(_blank_check(before["blank"], now["blank"]))
+    diversity = _diversity_check(run, before, now)
     if diversity:
         found.append(diversity)
     if gained and held:
@@ -118,26 +119,24 @@ def _blank_check(before: Floats, now: Floats) -> Check:
     return Check("blank", "Near-blank pictures", percent(was), percent(share), flagged, sentence)
 
 
-def _diversity_check(run: Run, after: Evaluation | None) -> Check | None:
+def _diversity_check(run: Run, before: dict[str, Floats], now: dict[str, Floats]) -> Check | None:
     """Within prompt groups: from evaluations with several seeds a prompt, else from rollouts."""
-    was = now = math.nan
-    if run.base is not None and after is not None:
-        was = mean(statistics(run.base).get("diversity", np.empty(0)))
-        now = mean(statistics(after).get("diversity", np.empty(0)))
-    if not (math.isfinite(was) and math.isfinite(now)):
+    was = mean(before.get("diversity", np.empty(0)))
+    left = mean(now.get("diversity", np.empty(0)))
+    if not (math.isfinite(was) and math.isfinite(left)):
         curve = run.metrics.get("canary/diversity")
         curve = curve[np.isfinite(curve)]
         if len(curve) < 10:
             return None
-        was, now = mean(curve[:5]), mean(curve[-5:])
-    flagged = now < DIVERSITY_LOSS * was
+        was, left = mean(curve[:5]), mean(curve[-5:])
+    flagged = left < DIVERSITY_LOSS * was
     sentence = (
         "Pictures of one prompt have grown alike: less than half of the base's diversity is left."
         if flagged
         else "Pictures of one prompt still differ from each other."
     )
     title = "Diversity within a prompt"
-    return Check("diversity", title, figure(was), figure(now), flagged, sentence)
+    return Check("diversity", title, figure(was), figure(left), flagged, sentence)
 
 
 def _gap_check(gained: Sequence[Gain], held: Sequence[Gain]) -> Check:
@@ -164,10 +163,10 @@ def _gap_check(gained: Sequence[Gain], held: Sequence[Gain]) -> Check:
     )
 
 
-def _measured(evaluation: Evaluation) -> dict[str, Floats]:
+def _measured(pictures: Sequence[Picture]) -> dict[str, Floats]:
     """Statistics from the picture files themselves; pictures group by prompt."""
     by_size: dict[tuple[int, int], list[tuple[np.ndarray, str]]] = {}
-    for sample in evaluation.samples.values():
+    for sample in pictures:
         with Image.open(sample.file) as image:
             pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         by_size.setdefault(pixels.shape[1:], []).append((pixels, sample.prompt))

@@ -1,13 +1,14 @@
-"""Read a run folder as it is: finished or not, with whatever lines and files have arrived.
+"""A run folder as the page needs it: finished or not, with whatever has arrived.
 
-Every reader here is tolerant. A missing file is an empty answer, a truncated last line is left
-out, a step written twice (a resumed run) counts once, with its later values.
+A missing file is an empty answer, a line cut short is left out, a step written twice (a resumed
+run) counts once, with its later values.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,8 @@ import yaml
 from numpy.typing import NDArray
 
 from marble.errors import MarbleError
+from marble.evaluation.harmony import KINDS
+from marble.evaluation.runs import Evaluation, RunRecord, read_jsonl
 
 Floats = NDArray[np.float64]
 
@@ -44,8 +47,8 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One picture of an evaluation."""
+class Picture:
+    """One picture of an index.json, its file there."""
 
     id: int
     file: Path
@@ -57,54 +60,34 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Score:
-    """A mean over an evaluation's prompts with its interval; NaN bounds where not given."""
-
-    mean: float
-    lo: float = math.nan
-    hi: float = math.nan
-    n: int = 0
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation: means by reward, and its pictures by id."""
-
-    step: int
-    scores: dict[str, Score]
-    folder: Path
-
-    @cached_property
-    def samples(self) -> dict[int, Sample]:
-        return {sample.id: sample for sample in read_samples(self.folder)}
-
-
-@dataclass(frozen=True)
 class Run:
     """A run folder, read once."""
 
     path: Path
-    name: str
     config: dict[str, Any]
     state: dict[str, Any]
     metrics: Metrics
-    evals: list[Evaluation] = field(default_factory=list)
+    evals: list[Evaluation]
+    _pictures: dict[Path, dict[int, Picture]] = field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
 
     @cached_property
     def rewards(self) -> list[str]:
-        """Trained rewards, in the recipe's order; from the metrics where the recipe is missing."""
-        named = _names(self.config, "train")
-        return named or self.metrics.names("reward/", "/mean")
+        """Trained rewards in the recipe's order."""
+        return self.record.rewards or self.metrics.names("reward/", "/mean")
 
     @cached_property
     def heldout(self) -> list[str]:
-        named = _names(self.config, "heldout")
-        seen = [name for e in self.evals for name in e.scores]
-        return list(dict.fromkeys(n for n in [*named, *seen] if n not in self.rewards))
+        """Every other score an evaluation gave."""
+        seen = [name for e in self.evals for name in e.names()]
+        return list(dict.fromkeys(name for name in seen if name not in self.rewards))
 
     @property
     def method(self) -> str:
-        return str(_section(self.config, "balance").get("method") or "unknown method")
+        return self.record.method
 
     @property
     def step(self) -> int:
@@ -112,7 +95,7 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        total = self.state.get("steps") or _section(self.config, "train").get("steps")
+        total = self.state.get("steps") or (self.config.get("train") or {}).get("steps")
         return int(total) if isinstance(total, int | float) else None
 
     @property
@@ -125,11 +108,29 @@ class Run:
 
     @property
     def base(self) -> Evaluation | None:
-        return next((e for e in self.evals if e.step == 0), None)
+        return self.record.base
 
     @property
     def trained(self) -> list[Evaluation]:
-        return [e for e in self.evals if e.step > 0]
+        return [e for e in self.evals if e.policy != "base"]
+
+    def pictures(self, evaluation: Evaluation) -> dict[int, Picture]:
+        """An evaluation's pictures by id, read once."""
+        if evaluation.folder not in self._pictures:
+            self._pictures[evaluation.folder] = read_pictures(evaluation.folder)
+        return self._pictures[evaluation.folder]
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """The same run for `marble.evaluation`, its metrics cut down to what that reads."""
+        wanted = {f"{kind}/{part}" for kind in KINDS for part in ("min", "mean", "var")}
+        wanted |= {key for key in self.metrics.columns if key.startswith("time/")}
+        columns = {k: v for k, v in self.metrics.columns.items() if k in wanted}
+        rows = [
+            {key: float(column[i]) for key, column in columns.items() if math.isfinite(column[i])}
+            for i in range(len(self.metrics.steps))
+        ]
+        return RunRecord(self.path, self.config, rows, self.evals, self.state)
 
 
 def read_run(path: Path) -> Run:
@@ -137,15 +138,18 @@ def read_run(path: Path) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise MarbleError(f"{path} is not a folder; give a run folder written by `marble train`")
-    if not any((path / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
+    if not (path / "config.yaml").is_file():
         raise MarbleError(
-            f"{path} is not a run folder: it has neither config.yaml nor metrics.jsonl; "
+            f"{path} is not a run folder: it has no config.yaml; "
             "give a folder written by `marble train`"
         )
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        raise MarbleError(f"{path / 'config.yaml'} cannot be read as YAML; restore it") from None
     return Run(
         path=path,
-        name=path.resolve().name,
-        config=_read_yaml(path / "config.yaml"),
+        config=config if isinstance(config, dict) else {},
         state=_read_json(path / "run.json"),
         metrics=read_metrics(path / "metrics.jsonl"),
         evals=_read_evals(path),
@@ -153,35 +157,40 @@ def read_run(path: Path) -> Run:
 
 
 def read_metrics(path: Path) -> Metrics:
-    rows: dict[int, dict[str, Any]] = {}
-    for row in _lines(path):
+    """Line by line into columns: 10,000 steps of 32 rewards as rows would take half a gigabyte."""
+    last_row: dict[int, int] = {}
+    cells: dict[str, tuple[array[int], array[float]]] = {}
+    for i, row in enumerate(_lines(path)):
         step = row.get("step")
-        if isinstance(step, int):
-            rows[step] = row
-    steps = sorted(rows)
-    columns: dict[str, Floats] = {}
-    for i, step in enumerate(steps):
-        for key, value in rows[step].items():
+        if not isinstance(step, int):
+            continue
+        last_row[step] = i
+        for key, value in row.items():
             if type(value) is float or type(value) is int:
-                column = columns.get(key)
-                if column is None:
-                    column = columns[key] = np.full(len(steps), np.nan)
-                column[i] = value
-    for column in columns.values():
+                cell = cells.get(key)
+                if cell is None:
+                    cell = cells[key] = (array("l"), array("d"))
+                cell[0].append(i)
+                cell[1].append(value)
+    steps = sorted(last_row)
+    rows = np.array([last_row[step] for step in steps], dtype=np.int64)
+    columns = {}
+    for key, (at, values) in cells.items():
+        full = np.full(int(rows.max()) + 1, np.nan)
+        full[np.frombuffer(at, dtype=np.dtype("l"))] = np.frombuffer(values, dtype=np.float64)
+        column = full[rows]
         column[~np.isfinite(column)] = np.nan
+        columns[key] = column
     return Metrics(np.array(steps, dtype=np.int64), columns)
 
 
-def read_samples(folder: Path) -> list[Sample]:
-    """The pictures an index.json lists; those whose file is not there yet are left out."""
-    index = _read_json(folder / "index.json")
-    samples = []
-    for entry in index.get("samples") or []:
+def read_pictures(folder: Path) -> dict[int, Picture]:
+    """The pictures an index.json lists, by id; those whose file is not there are left out."""
+    found = {}
+    for entry in _read_json(folder / "index.json").get("samples") or []:
         file = folder / Path(str(entry.get("file", ""))).name
-        if not isinstance(entry.get("id"), int) or not file.is_file():
-            continue
-        samples.append(
-            Sample(
+        if isinstance(entry.get("id"), int) and file.is_file():
+            found[entry["id"]] = Picture(
                 id=entry["id"],
                 file=file,
                 prompt=str(entry.get("prompt", "")),
@@ -190,8 +199,7 @@ def read_samples(folder: Path) -> list[Sample]:
                 scores=_numbers(entry.get("scores")),
                 canaries=_numbers(entry.get("canaries")),
             )
-        )
-    return samples
+    return found
 
 
 def read_advantages(run: Run) -> Iterator[dict[str, Any]]:
@@ -202,55 +210,24 @@ def read_advantages(run: Run) -> Iterator[dict[str, Any]]:
             yield table
 
 
-def step_folders(run: Run, kind: str) -> dict[int, Path]:
-    """Folders named step-NNNNNN under a run's sub-folder, by step."""
-    found = {}
-    for folder in sorted((run.path / kind).glob("step-*")):
-        digits = folder.name.removeprefix("step-")
-        if digits.isdigit():
-            found[int(digits)] = folder
-    return found
+def latest_samples(run: Run) -> tuple[int, dict[int, Picture]]:
+    """Step and pictures of the newest folder under samples/; 0 and nothing without one."""
+    for folder in sorted((run.path / "samples").glob("step-*"), reverse=True):
+        digits, pictures = folder.name.removeprefix("step-"), read_pictures(folder)
+        if digits.isdigit() and pictures:
+            return int(digits), pictures
+    return 0, {}
 
 
 def _read_evals(path: Path) -> list[Evaluation]:
-    found: dict[int, Evaluation] = {}
-    for row in _lines(path / "evals.jsonl"):
+    found: dict[tuple[bool, int], Evaluation] = {}
+    for row in read_jsonl(path / "evals.jsonl"):
         step = row.get("step")
-        if not isinstance(step, int):
-            continue
-        # The base is step 0 whatever step it was measured at.
-        step = 0 if row.get("policy") == "base" else step
-        scores = {
-            name: _score(value)
-            for part in ("rewards", "heldout")
-            for name, value in (row.get(part) or {}).items()
-            if isinstance(value, dict) and isinstance(value.get("mean"), int | float)
-        }
-        folder = path / str(row.get("folder") or f"evals/step-{step:06d}")
-        found[step] = Evaluation(step, scores, folder)
-    return [found[step] for step in sorted(found)]
-
-
-def _score(value: dict[str, Any]) -> Score:
-    lo, hi = value.get("lo"), value.get("hi")
-    return Score(
-        float(value["mean"]),
-        math.nan if lo is None else float(lo),
-        math.nan if hi is None else float(hi),
-        int(value.get("n") or 0),
-    )
-
-
-def _names(config: dict[str, Any], part: str) -> list[str]:
-    entries = _section(config, "rewards").get(part)
-    if not isinstance(entries, list):
-        return []
-    return [str(e["name"] if isinstance(e, dict) and "name" in e else e) for e in entries]
-
-
-def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, dict) else {}
+        if isinstance(step, int):
+            policy = str(row.get("policy", "trained"))
+            folder = path / str(row.get("folder") or f"evals/step-{step:06d}")
+            found[policy != "base", step] = Evaluation(step, policy, row, folder)
+    return [found[key] for key in sorted(found)]
 
 
 def _numbers(values: Any) -> dict[str, float]:
@@ -281,13 +258,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -1,33 +1,26 @@
-"""What each reward gained over the base model, prompt by prompt, with an interval.
-
-Base and trained pictures share prompt and seed, so the gain is a *paired* difference; its interval
-is a bootstrap over prompts (several pictures of one prompt stay together).
-"""
+"""What each reward gained over the base model, picture by picture, with an interval."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from marble.report.folder import Evaluation
-
-RESAMPLES = 2000
-LEVEL = 0.95
-
-Floats = NDArray[np.float64]
+from marble.evaluation.intervals import gain_interval
+from marble.evaluation.measures import wins
+from marble.evaluation.runs import Evaluation, score_tables
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One reward, base against one checkpoint.
+    """One reward, base against one checkpoint, over the same prompts and seeds.
 
     `delta`, `lo` and `hi` are in the reward's own unit; `z` is `delta` / `spread`, in standard
-    deviations of the base's pictures, so that rewards of different scales compare. `won`, `tied`
-    and `lost` are shares of prompts.
+    deviations of the base's pictures, so that rewards of different scales compare. `won` and
+    `tied` are shares of the picture pairs.
     """
 
     name: str
@@ -36,12 +29,16 @@ class Gain:
     delta: float
     lo: float
     hi: float
-    z: float
     spread: float
     won: float
     tied: float
-    lost: float
     n: int
+
+    @property
+    def z(self) -> float:
+        if self.spread > 1e-12:
+            return self.delta / self.spread
+        return 0.0 if self.delta == 0 else math.nan
 
     @property
     def improved(self) -> bool:
@@ -57,70 +54,59 @@ class Gain:
 
 
 def gains(base: Evaluation, after: Evaluation, names: Sequence[str]) -> list[Gain]:
-    """The gain of each named reward; rewards that either side lacks are left out."""
-    found = (_paired(base, after, name) or _unpaired(base, after, name) for name in names)
-    return [gain for gain in found if gain is not None]
+    """The gain of each named reward; rewards that either side lacks are left out.
+
+    Paired with a bootstrap over prompts where both sides have their pictures' scores; from the
+    recorded means and intervals alone where those are gone.
+    """
+    now, then, prompts = score_tables(after, base, list(names))
+    found = []
+    for name, row, old, won in zip(names, now, then, wins(now, then)):
+        known = np.isfinite(row) & np.isfinite(old)
+        if not known.any():
+            gain = _from_means(base, after, name)
+            found += [gain] if gain else []
+            continue
+        interval = gain_interval(row, old, prompts)
+        found.append(
+            Gain(
+                name=name,
+                base=float(old[known].mean()),
+                after=float(row[known].mean()),
+                delta=interval.mean,
+                lo=interval.lo,
+                hi=interval.hi,
+                spread=float(old[known].std()),
+                won=won.won,
+                tied=won.tied,
+                n=interval.n,
+            )
+        )
+    return found
 
 
-def bootstrap_mean(values: Sequence[float], clusters: Sequence[str]) -> tuple[float, float]:
-    """Percentile interval of the mean, resampling whole clusters; fixed seed, so pages repeat."""
-    index = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
-    sums, sizes = np.zeros(len(index)), np.zeros(len(index))
-    for value, cluster in zip(values, clusters):
-        sums[index[cluster]] += value
-        sizes[index[cluster]] += 1
-    rng = np.random.default_rng(0)
-    draws = rng.multinomial(len(index), np.full(len(index), 1 / len(index)), size=RESAMPLES)
-    means = (draws @ sums) / np.maximum(draws @ sizes, 1)
-    lo, hi = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(lo), float(hi)
+def recorded(evaluation: Evaluation, name: str) -> tuple[float, float, float, int] | None:
+    """(mean, lo, hi, n) of a score as evals.jsonl has them; None where it has no mean."""
+    for part in ("rewards", "heldout"):
+        entry: Any = (evaluation.record.get(part) or {}).get(name)
+        if isinstance(entry, dict) and isinstance(entry.get("mean"), int | float):
+            mean, lo, hi = (
+                math.nan if entry.get(key) is None else float(entry[key])
+                for key in ("mean", "lo", "hi")
+            )
+            return mean, lo, hi, int(entry.get("n") or 0)
+    return None
 
 
-def _paired(base: Evaluation, after: Evaluation, name: str) -> Gain | None:
-    before, now, prompts = [], [], []
-    for i, sample in after.samples.items():
-        twin = base.samples.get(i)
-        if twin and name in twin.scores and name in sample.scores and twin.prompt == sample.prompt:
-            before.append(twin.scores[name])
-            now.append(sample.scores[name])
-            prompts.append(sample.prompt)
-    if not before:
+def _from_means(base: Evaluation, after: Evaluation, name: str) -> Gain | None:
+    """Unpaired: the two half-widths add in quadrature, the spread follows from the base's."""
+    before, now = recorded(base, name), recorded(after, name)
+    if before is None or now is None:
         return None
-    delta = np.array(now) - np.array(before)
-    lo, hi = bootstrap_mean(list(delta), prompts)
-    by_prompt: dict[str, list[float]] = {}
-    for prompt, value in zip(prompts, delta):
-        by_prompt.setdefault(prompt, []).append(float(value))
-    wins = np.sign([round(float(np.mean(v)), 9) for v in by_prompt.values()])
-    spread = float(np.std(before)) or float(np.std(now))
+    delta = now[0] - before[0]
+    half = math.hypot((before[2] - before[1]) / 2, (now[2] - now[1]) / 2)
+    spread = (before[2] - before[1]) / 3.92 * math.sqrt(before[3])
+    nan = math.nan
     return Gain(
-        name=name,
-        base=float(np.mean(before)),
-        after=float(np.mean(now)),
-        delta=float(delta.mean()),
-        lo=lo,
-        hi=hi,
-        z=_standard(float(delta.mean()), spread),
-        spread=spread,
-        won=float(np.mean(wins > 0)),
-        tied=float(np.mean(wins == 0)),
-        lost=float(np.mean(wins < 0)),
-        n=len(delta),
+        name, before[0], now[0], delta, delta - half, delta + half, spread, nan, nan, now[3]
     )
-
-
-def _unpaired(base: Evaluation, after: Evaluation, name: str) -> Gain | None:
-    """From the two means alone, where an evaluation's pictures are gone: intervals add up."""
-    if name not in base.scores or name not in after.scores:
-        return None
-    before, now = base.scores[name], after.scores[name]
-    half = math.hypot((before.hi - before.lo) / 2, (now.hi - now.lo) / 2)
-    spread = (before.hi - before.lo) / 3.92 * math.sqrt(before.n) if before.n else math.nan
-    delta, nan = now.mean - before.mean, math.nan
-    z = _standard(delta, spread)
-    lo, hi = delta - half, delta + half
-    return Gain(name, before.mean, now.mean, delta, lo, hi, z, spread, nan, nan, nan, now.n)
-
-
-def _standard(delta: float, spread: float) -> float:
-    return delta / spread if spread > 0 else (0.0 if delta == 0 else math.nan)

@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 
 from marble import __version__
 from marble.errors import MarbleError
+from marble.evaluation.pareto import hypervolume
+from marble.evaluation.runs import Evaluation
 from marble.report import compare, curves, numbers, pictures
-from marble.report.flags import RANGE, WORDS, base_range, statistics
+from marble.report.flags import RANGE, WORDS, base_range
 from marble.report.folder import Run, read_run
+from marble.report.gains import recorded
 from marble.report.verdict import Candidate, Verdict, judge
 
 SIZE_LIMIT = 9_500_000
@@ -69,8 +73,7 @@ def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
     return template.render(
         runs=list(zip(labels, runs, verdicts)),
         payload=payload,
-        scores=compare.scores_table(runs, verdicts, labels) if len(runs) > 1 else None,
-        costs=compare.costs_table(runs, verdicts, labels) if len(runs) > 1 else None,
+        comparison=compare.comparison(runs, labels),
         data=Markup(_json(payload)),
         plotly=Markup(plotly),
         script=Markup(script),
@@ -98,10 +101,11 @@ def _payload(
                 "training": curves.training(run, most),
                 "harmony": curves.harmony(run, most),
                 "advantages": curves.advantages(run),
-                "evals": [_evaluation(e.step, e.scores) for e in run.evals],
+                "evals": [_evaluation(e) for e in run.evals],
                 "gains": [_gains(c) for c in verdict.candidates],
                 "chosen": verdict.chosen.step if verdict.chosen else None,
-                "canaries": _canaries(run),
+                "hypervolume": _hypervolume(verdict),
+                "canaries": _canaries(verdict),
             }
             for run, verdict, label in zip(runs, verdicts, labels)
         ],
@@ -110,18 +114,23 @@ def _payload(
 
 def _pictures(runs: Sequence[Run], verdicts: Sequence[Verdict], budget: int) -> dict[str, Any]:
     store = pictures.Store(budget)
-    chosen = [v.chosen for v in verdicts]
-    beside = pictures.by_method(runs, chosen, store, budget // 3) if len(runs) > 1 else None
+    chosen, last = [v.chosen for v in verdicts], [v.last for v in verdicts]
+    beside = pictures.by_method(runs, last, store, budget // 3) if len(runs) > 1 else None
     films = [pictures.film(run, store, budget // 5 // len(runs)) for run in runs]
     share = store.budget // len(runs)
     pairs = [pictures.pairs(run, c, store, share) for run, c in zip(runs, chosen)]
-    return {"by_method": beside, "films": films, "pairs": pairs, "images": store.images}
+    rollouts = [
+        None if p["pairs"] else pictures.rollouts(run, store, share) for run, p in zip(runs, pairs)
+    ]
+    parts = {"by_method": beside, "films": films, "pairs": pairs, "rollouts": rollouts}
+    return {**parts, "images": store.images}
 
 
-def _evaluation(step: int, scores: dict[str, Any]) -> dict[str, Any]:
+def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
+    scores = {name: recorded(evaluation, name) for name in evaluation.names()}
     return {
-        "step": step,
-        "scores": {n: numbers.compact([s.mean, s.lo, s.hi], 5) for n, s in scores.items()},
+        "step": 0 if evaluation.policy == "base" else evaluation.step,
+        "scores": {n: numbers.compact(s[:3], 5) for n, s in scores.items() if s},
     }
 
 
@@ -137,9 +146,17 @@ def _gains(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _canaries(run: Run) -> dict[str, Any]:
+def _hypervolume(verdict: Verdict) -> float | None:
+    """Volume that the checkpoints dominate beyond the base, over all trained rewards, in σ."""
+    points = np.array([[g.z for g in c.trained] for c in verdict.candidates])
+    if points.ndim != 2 or not np.isfinite(points).all():
+        return None
+    return numbers.compact([hypervolume(points, np.zeros(points.shape[1])).value])[0]
+
+
+def _canaries(verdict: Verdict) -> dict[str, Any]:
     """Each image statistic at every evaluation, with the base's range."""
-    by_step = {e.step: statistics(e) for e in run.evals}
+    by_step = verdict.statistics
     found: dict[str, Any] = {}
     for name, (title, _, _) in WORDS.items():
         steps = [s for s, stats in by_step.items() if name in stats]
@@ -218,7 +235,6 @@ def _environment() -> jinja2.Environment:
         "duration": numbers.duration,
     }
     environment.globals |= {
-        "seconds": compare.seconds,
         "forest": forest,
         "harmony_kinds": curves.HARMONY,
         "base_share": RANGE[1] - RANGE[0],

@@ -6,13 +6,13 @@ import base64
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
-from marble.report.folder import Evaluation, Run, Sample, read_samples, step_folders
+from marble.report.folder import Picture, Run, latest_samples
 from marble.report.numbers import compact, mean
 from marble.report.verdict import Candidate
 
@@ -23,6 +23,13 @@ LOSSLESS_SIDE = 96
 MOST_PAIRS = 200
 FILM_PROMPTS, FILM_STEPS = 6, 7
 COMPARED_PROMPTS = 16
+MOST_ROLLOUTS = 24
+
+T = TypeVar("T")
+
+
+class Full(Exception):
+    """The budget is spent."""
 
 
 class Store:
@@ -35,7 +42,10 @@ class Store:
         self._by_content: dict[str, int] = {}
 
     def add(self, *files: Path) -> list[int] | None:
-        """Indices of all the files, or None (and nothing added) where they would not fit."""
+        """Indices of all the files; None, and nothing added, where one is not a whole picture.
+
+        Raises `Full` where they would not fit.
+        """
         fresh: dict[Path, str] = {}
         for file in files:
             if file not in self._by_file:
@@ -47,7 +57,7 @@ class Store:
         new = {digests[f]: uri for f, uri in fresh.items() if digests[f] not in self._by_content}
         cost = sum(len(uri) for uri in new.values())
         if cost > self.budget:
-            return None
+            raise Full
         self.budget -= cost
         for digest, uri in new.items():
             self._by_content[digest] = len(self.images)
@@ -60,26 +70,25 @@ def pairs(run: Run, chosen: Candidate | None, store: Store, budget: int) -> dict
     """Base beside trained, same prompt and seed, with the scores of both."""
     if run.base is None or chosen is None:
         return {"step": None, "pairs": [], "left_out": 0}
-    ranked = telling(run.base, chosen)
-    room = store.budget - budget
-    kept: list[dict[str, Any]] = []
-    for pair in ranked[:MOST_PAIRS]:
-        base, trained = run.base.samples[pair["id"]], chosen.evaluation.samples[pair["id"]]
-        images = store.add(base.file, trained.file) if store.budget > room else None
-        if images is None:
-            break
-        kept.append({**pair, "base": images[0], "trained": images[1]})
+    before, after = run.pictures(run.base), run.pictures(chosen.evaluation)
+    ranked = telling(before, after, chosen)
+    kept = []
+    rows = [(p, (before[p["id"]].file, after[p["id"]].file)) for p in ranked[:MOST_PAIRS]]
+    for pair, (base, trained) in _embedded(rows, store, budget):
+        kept.append({**pair, "base": base, "trained": trained})
     return {"step": chosen.step, "pairs": kept, "left_out": len(ranked) - len(kept)}
 
 
-def telling(base: Evaluation, chosen: Candidate) -> list[dict[str, Any]]:
+def telling(
+    before: dict[int, Picture], after: dict[int, Picture], chosen: Candidate
+) -> list[dict[str, Any]]:
     """All pairs, the most telling first: worst, best, each reward's largest falls and rises."""
     spreads = {g.name: g.spread for g in (*chosen.trained, *chosen.held)}
-    found = []
-    for i, sample in chosen.evaluation.samples.items():
-        twin = base.samples.get(i)
-        if twin is not None and twin.prompt == sample.prompt:
-            found.append(_pair(twin, sample, spreads))
+    found = [
+        _pair(before[i], picture, spreads)
+        for i, picture in after.items()
+        if i in before and (before[i].prompt, before[i].seed) == (picture.prompt, picture.seed)
+    ]
     orders = [sorted(found, key=lambda p: p["mean"]), sorted(found, key=lambda p: -p["mean"])]
     for name in spreads:
         scored = [(p["z"][name], n, p) for n, p in enumerate(found) if name in p["z"]]
@@ -89,70 +98,105 @@ def telling(base: Evaluation, chosen: Candidate) -> list[dict[str, Any]]:
 
 
 def film(run: Run, store: Store, budget: int) -> dict[str, Any] | None:
-    """The same prompts and seeds during training: rows of pictures over steps."""
-    folders = step_folders(run, "samples")
-    indexed = {step: {s.id: s for s in read_samples(f)} for step, f in folders.items()}
-    steps = [step for step, samples in indexed.items() if samples]
-    if len(steps) < 2:
+    """The same prompts and seeds at every evaluation: rows of pictures over steps."""
+    shown = {0 if e.policy == "base" else e.step: run.pictures(e) for e in run.evals}
+    steps = [step for step, pictures in shown.items() if pictures]
+    if len(steps) < 3:
         return None
-    last = len(steps) - 1
     wanted = min(FILM_STEPS, len(steps))
-    steps = [steps[round(i * last / (wanted - 1))] for i in range(wanted)]
-    shared = [i for i in indexed[steps[0]] if all(i in indexed[s] for s in steps)]
-    room = store.budget - budget
-    rows = []
-    for i in shared[:FILM_PROMPTS]:
-        samples = [indexed[s][i] for s in steps]
-        images = store.add(*(s.file for s in samples)) if store.budget > room else None
-        if images is None:
-            break
-        rows.append({"prompt": samples[0].prompt, "source": samples[0].source, "images": images})
-    return {"steps": steps, "rows": rows} if rows else None
+    steps = [steps[round(i * (len(steps) - 1) / (wanted - 1))] for i in range(wanted)]
+    first = shown[steps[0]]
+    shared = [
+        i
+        for i, one in first.items()
+        if all(i in shown[s] and shown[s][i].prompt == one.prompt for s in steps)
+    ]
+    rows = [(first[i], tuple(shown[s][i].file for s in steps)) for i in _spread(first, shared)]
+    found = [
+        {"prompt": picture.prompt, "source": picture.source, "images": images}
+        for picture, images in _embedded(rows[:FILM_PROMPTS], store, budget)
+    ]
+    return {"steps": steps, "rows": found} if found else None
+
+
+def rollouts(run: Run, store: Store, budget: int) -> dict[str, Any] | None:
+    """The newest training pictures, for a run that has no pair to show yet."""
+    step, pictures = latest_samples(run)
+    rows = [(p, (p.file,)) for p in list(pictures.values())[:MOST_ROLLOUTS]]
+    found = [
+        {"prompt": picture.prompt, "source": picture.source, "image": image}
+        for picture, (image,) in _embedded(rows, store, budget)
+    ]
+    return {"step": step, "pictures": found} if found else None
 
 
 def by_method(
-    runs: Sequence[Run], chosen: Sequence[Candidate | None], store: Store, budget: int
+    runs: Sequence[Run], last: Sequence[Candidate | None], store: Store, budget: int
 ) -> dict[str, Any] | None:
     """One row a prompt, one column a run: prompts that every run drew from the same seed.
 
     Rows come in the order in which the runs disagree most about the change of the mean score.
     """
-    judged = [(i, run, c) for i, (run, c) in enumerate(zip(runs, chosen)) if c and run.base]
-    if len(judged) < 2:
+    columns, indices = [], []
+    for index, (run, candidate) in enumerate(zip(runs, last)):
+        if run.base is not None and candidate is not None:
+            before, after = run.pictures(run.base), run.pictures(candidate.evaluation)
+            changes = {p["id"]: p for p in telling(before, after, candidate)}
+            columns.append((before, after, changes))
+            indices.append(index)
+    if len(columns) < 2:
         return None
-    tables = []
-    for _, run, candidate in judged:
-        assert run.base is not None
-        tables.append({p["id"]: p for p in telling(run.base, candidate)})
-    first = tables[0]
-    shared = [i for i, pair in first.items() if all(_same(pair, t.get(i)) for t in tables)]
+    base, _, first = columns[0]
+    shared = [i for i in first if all(_same(first[i], c.get(i)) for _, _, c in columns)]
 
     def disagreement(i: int) -> float:
-        values = [t[i]["mean"] for t in tables]
-        return max(values) - min(values)
+        means = [changes[i]["mean"] for _, _, changes in columns]
+        return max(means) - min(means)
 
-    room = store.budget - budget
-    rows = []
-    for i in sorted(shared, key=disagreement, reverse=True)[:COMPARED_PROMPTS]:
-        base = judged[0][1].base
-        assert base is not None
-        files = [base.samples[i].file, *(c.evaluation.samples[i].file for _, _, c in judged)]
-        images = store.add(*files) if store.budget > room else None
-        if images is None:
-            break
-        rows.append(
-            {
-                "prompt": first[i]["prompt"],
-                "source": first[i]["source"],
-                "images": images,
-                "mean": [0.0, *(t[i]["mean"] for t in tables)],
-            }
-        )
-    left_out = len(shared) - len(rows)
-    return {"runs": [i for i, _, _ in judged], "rows": rows, "left_out": left_out} if rows else None
+    shared.sort(key=disagreement, reverse=True)
+    rows = [
+        (i, (base[i].file, *(after[i].file for _, after, _ in columns)))
+        for i in shared[:COMPARED_PROMPTS]
+    ]
+    found = [
+        {
+            "prompt": first[i]["prompt"],
+            "source": first[i]["source"],
+            "images": images,
+            "mean": [0.0, *(changes[i]["mean"] for _, _, changes in columns)],
+        }
+        for i, images in _embedded(rows, store, budget)
+    ]
+    left_out = len(shared) - len(found)
+    return {"runs": indices, "rows": found, "left_out": left_out} if found else None
 
 
-def _pair(base: Sample, trained: Sample, spreads: dict[str, float]) -> dict[str, Any]:
+def _embedded(
+    rows: Iterable[tuple[T, tuple[Path, ...]]], store: Store, budget: int
+) -> Iterator[tuple[T, list[int]]]:
+    """Each thing with its pictures' indices, until this part's share of the budget is spent."""
+    floor = store.budget - budget
+    for thing, files in rows:
+        if store.budget <= floor:
+            return
+        try:
+            images = store.add(*files)
+        except Full:
+            return
+        if images is not None:
+            yield thing, images
+
+
+def _spread(pictures: dict[int, Picture], ids: Sequence[int]) -> list[int]:
+    """Ids in an order that takes the sources in turn."""
+    by_source: dict[str, list[int]] = {}
+    for i in ids:
+        by_source.setdefault(pictures[i].source, []).append(i)
+    longest = max((len(group) for group in by_source.values()), default=0)
+    return [g[n] for n in range(longest) for g in by_source.values() if n < len(g)]
+
+
+def _pair(base: Picture, trained: Picture, spreads: dict[str, float]) -> dict[str, Any]:
     scores = {
         name: compact([base.scores[name], trained.scores[name]])
         for name in spreads

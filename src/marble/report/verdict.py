@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marble.report.flags import Check, checks
-from marble.report.folder import Evaluation, Run
+from marble.evaluation.runs import Evaluation
+from marble.report.flags import Check, checks, statistics
+from marble.report.folder import Floats, Run
 from marble.report.gains import Gain, gains
 from marble.report.numbers import count, mean, sigma, signed
 
@@ -56,20 +57,26 @@ class Verdict:
     chosen: Candidate | None
     last: Candidate | None
     candidates: list[Candidate]
+    statistics: dict[int, dict[str, Floats]]
+    """Canaries of every evaluation's pictures by step; the base is 0."""
 
 
 def judge(run: Run) -> Verdict:
     """The verdict on a run, from its evaluations alone."""
-    candidates = _candidates(run)
+    seen = {
+        0 if e.policy == "base" else e.step: statistics(list(run.pictures(e).values()))
+        for e in run.evals
+    }
+    candidates = _candidates(run, seen)
     if not candidates:
-        return Verdict("none", _no_verdict(run), [], None, None, [])
+        return Verdict("none", _no_verdict(run), [], None, None, [], seen)
     chosen, reason = recommend(candidates)
     last = candidates[-1]
     tone, headline = _headline(chosen.trained)
     if chosen.flagged:
         tone = "bad"
     details = [_held_out(chosen.held), _canaries(chosen), reason, _last(chosen, last)]
-    return Verdict(tone, headline, [d for d in details if d], chosen, last, candidates)
+    return Verdict(tone, headline, [d for d in details if d], chosen, last, candidates, seen)
 
 
 def recommend(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
@@ -97,7 +104,7 @@ def recommend(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     )
 
 
-def _candidates(run: Run) -> list[Candidate]:
+def _candidates(run: Run, seen: dict[int, dict[str, Floats]]) -> list[Candidate]:
     found = []
     for evaluation in run.trained:
         if run.base is None:
@@ -105,7 +112,7 @@ def _candidates(run: Run) -> list[Candidate]:
         trained = gains(run.base, evaluation, run.rewards)
         held = gains(run.base, evaluation, run.heldout)
         if trained:
-            sung = checks(run, evaluation, trained, held)
+            sung = checks(run, seen[0], seen[evaluation.step], trained, held)
             found.append(Candidate(evaluation, trained, held, sung))
     return found
 

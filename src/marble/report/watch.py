@@ -16,8 +16,8 @@ _WATCHED = ("metrics.jsonl", "evals.jsonl", "run.json")
 def watch(
     runs: Sequence[Path | str],
     out: Path | str,
-    *,
     every_s: float = 30,
+    *,
     on_write: Callable[[Path], None] = lambda page: None,
 ) -> Path:
     """Write the page, and again whenever a run has moved on; returns when no run is going.

@@ -60,6 +60,16 @@ function layout(extra = {}) {
   };
 }
 
+// Room under a chart's own height for a legend of `entries` names, which wrap on a narrow screen.
+function addLegend(built, width, entries) {
+  const { layout: l } = built;
+  const rows = Math.ceil(entries / Math.max(1, Math.floor(width / 230)));
+  const plot = l.height - l.margin.t - l.margin.b, room = 22 * rows + 14;
+  Object.assign(l, { showlegend: true, legend: { ...legendBelow(), y: -36 / plot }, height: l.height + room });
+  l.margin.b += room;
+  return built;
+}
+
 const legendBelow = () => ({ orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: 12, color: css("--ink") } });
 
 // A chart is an id and a function of (run, width) that gives {data, layout, alt}, or null for none.
@@ -87,10 +97,10 @@ function draw(id) {
 }
 
 // Small multiples: one panel a name, each with its own scale, as many columns as fit.
-const PANEL = { left: 46, gap: 48, between: 52, top: 24, bottom: 30, least: 196 };
+const PANEL = { left: 46, gap: 48, between: 52, top: 24, bottom: 30 };
 
 function panels(names, width, traces, { height = 150, titles = (n) => n, yaxis = () => ({}) } = {}) {
-  const fit = Math.max(1, Math.floor((width + 20) / PANEL.least));
+  const fit = Math.max(1, Math.floor((width + 20) / (width < 600 ? 170 : 196)));
   const rows = Math.ceil(names.length / fit);
   const columns = Math.ceil(names.length / rows);
   const inner = { w: width - PANEL.left - 8, h: rows * height + (rows - 1) * PANEL.between };

@@ -16,9 +16,7 @@ chart("harmony-curves", (run, width) => {
       hovertemplate: `${kind.label} %{y:.3f}<extra></extra>`,
     });
   }), { titles: (p) => PARTS[p], height: 190, yaxis: (p) => (p === "var" ? { rangemode: "tozero" } : { zeroline: true, zerolinecolor: css("--muted"), zerolinewidth: 1.5 }) });
-  Object.assign(built.layout, { showlegend: true, legend: { ...legendBelow(), y: -0.16 }, height: built.layout.height + 40 });
-  built.layout.margin.b += 40;
-  return { ...built, alt: kinds.map(([, k]) => `${k.label}: worst cosine ${number(k.averages.min)} on average`).join("; ") + "." };
+  return { ...addLegend(built, width, kinds.length), alt: kinds.map(([, k]) => `${k.label}: worst cosine ${number(k.averages.min)} on average`).join("; ") + "." };
 });
 
 function drawConflicts(run) {

@@ -56,6 +56,7 @@ function showRun(index) {
   setUpPictures();
   drawPictures();
   drawFilm();
+  drawGlance();
   drawAll();
 }
 

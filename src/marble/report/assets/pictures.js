@@ -61,11 +61,23 @@ function drawPictures() {
   const rows = chosenPairs();
   const some = rows.slice(0, picture.count);
   byId("picture-list").replaceChildren(...some.map((pair) => card(pair, step)));
-  const left = leftOut ? ` ${leftOut} less telling pairs were left out to keep this file small; they lie in the run folder.` : "";
+  const left = leftOut ? ` ${leftOut} less telling pairs are not in this file, to keep it small; they lie in the run folder.` : "";
   byId("picture-status").textContent = DATA.pairs[state.run].pairs.length
     ? `Showing ${some.length} of ${rows.length} pairs.${left}`
-    : "No pictures yet: they appear once the base and the trained model have been evaluated.";
+    : "No pairs yet: they appear once the base and the trained model have been evaluated.";
   byId("picture-more").hidden = some.length >= rows.length;
+}
+
+// The two pairs a reader should see before any chart: the best change and the worst.
+function drawGlance() {
+  const { pairs, step } = DATA.pairs[state.run];
+  const sorted = [...pairs].sort((a, b) => b.mean - a.mean);
+  const ends = sorted.length > 1 ? [sorted[0], sorted[sorted.length - 1]] : [];
+  const title = (pair, i) => (i ? (pair.mean < 0 ? "Most regressed" : "Least improved") : pair.mean > 0 ? "Most improved" : "Least regressed");
+  byId("glance").replaceChildren(...ends.map((pair, i) => el("div", {},
+    el("h2", {}, `${title(pair, i)} `, el("small", {}, `${pair.mean.toFixed(2).replace("-", "−")} σ on average`)),
+    el("div", { class: "sides" }, titled(pair.base, "base", pair.prompt), titled(pair.trained, `step ${step}`, pair.prompt)),
+    promptLine(pair))));
 }
 
 function stripRow(row, titles, className = "film-row") {
@@ -75,7 +87,11 @@ function stripRow(row, titles, className = "film-row") {
 }
 
 function drawFilm() {
-  const film = DATA.films[state.run], target = byId("film");
+  const film = DATA.films[state.run], fresh = DATA.rollouts[state.run], target = byId("film");
+  if (fresh) {
+    return target.replaceChildren(el("h3", {}, `Training pictures of step ${fresh.step}`),
+      el("ul", { class: "gallery" }, ...fresh.pictures.map((p) => el("li", {}, image(p.image, `Training picture: ${p.prompt}`), promptLine(p)))));
+  }
   if (!film) return target.replaceChildren();
   const titles = film.steps.map((s) => (s ? `step ${s}` : "base"));
   target.replaceChildren(el("h3", {}, "The same prompts and seeds during training"), ...film.rows.map((row) => stripRow(row, titles)));

@@ -72,8 +72,12 @@ chart("pareto", () => {
 
 chart("parallel", (run, width) => {
   const several = DATA.runs.length > 1;
+  const volumes = DATA.runs.filter((r) => r.hypervolume != null && r.rewards.length > 2);
+  byId("parallel-note").textContent = volumes.length
+    ? `Hypervolume beyond the base over all trained rewards, in σ: ${volumes.map((r) => (several ? `${r.name} ` : "") + r.hypervolume).join(", ")}.`
+    : "";
   const rows = several
-    ? DATA.runs.map((r, i) => ({ run: r, index: i, gain: r.gains.find((g) => g.step === r.chosen) })).filter((r) => r.gain)
+    ? DATA.runs.map((r, i) => ({ run: r, index: i, gain: r.gains[r.gains.length - 1] })).filter((r) => r.gain)
     : run.gains.map((gain, i) => ({ run, index: i, gain }));
   if (!rows.length) return null;
   const names = DATA.rewards.filter((n) => rows.some((r) => r.gain.z[n] != null));
@@ -111,7 +115,5 @@ chart("overlay", (_, width) => {
       marker: { color: runColour(index), size: 6, symbol: runSymbol(index) }, hovertemplate: `${plain(run.name)} %{y:.3g}<extra></extra>`,
     };
   }), { height: 160 });
-  Object.assign(built.layout, { showlegend: true, legend: { ...legendBelow(), y: -40 / (built.layout.height - 60) }, height: built.layout.height + 50 });
-  built.layout.margin.b += 50;
-  return { ...built, alt: `Curves of ${DATA.runs.map((r) => r.name).join(", ")} for ${names.length} rewards.` };
+  return { ...addLegend(built, width, DATA.runs.length), alt: `Curves of ${DATA.runs.map((r) => r.name).join(", ")} for ${names.length} rewards.` };
 });

@@ -1,0 +1,113 @@
+"""Synthetic runs and their pages, built once; and a browser to open them in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from _runs import Spec, make_run
+
+from marble.report import write
+
+LEFT_OUT = "MARBLE_NO_BROWSER=1: the report page was NOT opened in a browser"
+BROWSER_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+BROWSER_ARGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A healthy, finished five-reward run."""
+    return make_run(tmp_path_factory.mktemp("runs") / "studio")
+
+
+@pytest.fixture(scope="session")
+def methods(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four methods on the same prompts."""
+    root = tmp_path_factory.mktemp("methods")
+    gains = {"marble": 0.9, "weighted_sum": 0.4, "gdpo": 0.5, "uniform": 0.7}
+    return [make_run(root / m, Spec(method=m, gain=g, prompts=18)) for m, g in gains.items()]
+
+
+@pytest.fixture(scope="session")
+def cheating(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that pleases one reward with gaudy pictures, all alike."""
+    return make_run(tmp_path_factory.mktemp("runs") / "cheat", Spec(method="single", cheat=True))
+
+
+@pytest.fixture(scope="session")
+def pages(
+    run: Path, methods: list[Path], cheating: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    out = tmp_path_factory.mktemp("pages")
+    return {
+        "one": write([run], out / "one.html"),
+        "four": write(methods, out / "four.html"),
+        "cheat": write([cheating], out / "cheat.html"),
+    }
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of Debian's chromium; installed where this may be done, else one line says how."""
+    if os.environ.get("MARBLE_NO_BROWSER") == "1":
+        pytest.skip(LEFT_OUT)
+    found = shutil.which("chromium")
+    if not found and hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]):
+            subprocess.run(command, capture_output=True, timeout=600)
+        found = shutil.which("chromium")
+    if not found:
+        pytest.fail(
+            "no chromium: `apt-get install chromium` (or MARBLE_NO_BROWSER=1 to leave it out)",
+            pytrace=False,
+        )
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: str) -> Iterator[object]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=BROWSER_ARGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator[Callable]:  # type: ignore[no-untyped-def]
+    """Open a report; the test fails on any console error or any request beyond the file itself."""
+    contexts, troubles = [], []
+
+    def opened(file: Path, width: int = 1280, height: int = 900, scheme: str = "light"):  # type: ignore[no-untyped-def]
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda m: m.type == "error" and troubles.append(m.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on(
+            "request",
+            lambda r: r.url.startswith(("file:", "data:", "blob:")) or troubles.append(r.url),
+        )
+        page.goto(file.resolve().as_uri())
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+def pytest_terminal_summary(terminalreporter) -> None:  # type: ignore[no-untyped-def]
+    if os.environ.get("MARBLE_NO_BROWSER") == "1":
+        terminalreporter.write_sep("!", LEFT_OUT, red=True, bold=True)

@@ -1,0 +1,140 @@
+"""Image statistics: each answers to the change it is meant to see, the flags to nothing less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _runs import Spec, make_run
+
+from marble.evaluation.canaries import NAMES, canaries, diversity
+from marble.report.flags import base_range, checks, statistics
+from marble.report.folder import read_run
+from marble.report.verdict import judge
+
+
+def images(n: int = 6, size: int = 32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(60, 190, (n, 3, size, size)).astype(np.uint8)
+
+
+def flat(value: int, n: int = 2, size: int = 32) -> np.ndarray:
+    return np.full((n, 3, size, size), value, np.uint8)
+
+
+def test_every_statistic_is_there_and_finite() -> None:
+    found = canaries(images(), groups=[0, 0, 0, 1, 1, 1])
+    assert tuple(found) == NAMES
+    assert all(v.shape == (6,) and np.isfinite(v).all() for v in found.values())
+
+
+def test_a_flat_picture_is_blank_and_has_no_detail() -> None:
+    found = canaries(flat(128), groups=[0, 0])
+    for name in ("sharpness", "contrast", "saturation", "entropy", "edges", "diversity"):
+        assert found[name] == pytest.approx([0, 0], abs=1e-12), name
+    assert found["blank"].tolist() == [1, 1]
+
+
+def test_known_values() -> None:
+    halves = flat(0, 1)
+    halves[..., 16:] = 255
+    found = canaries(halves)
+    assert found["contrast"][0] == pytest.approx(0.5)
+    assert found["entropy"][0] == pytest.approx(1.0)
+    assert found["edges"][0] == pytest.approx(1 / 32)
+    assert found["blank"][0] == 0
+    red = flat(0, 1)
+    red[:, 0] = 200
+    assert canaries(red)["saturation"][0] == pytest.approx(1.0)
+
+
+def test_each_statistic_moves_the_right_way() -> None:
+    plain = images()
+    soft = ((plain.astype(float) + np.roll(plain, 1, -1) + np.roll(plain, 1, -2)) / 3).astype(
+        np.uint8
+    )
+    grey = plain.mean(axis=1, keepdims=True).repeat(3, axis=1).astype(np.uint8)
+    before = canaries(plain)
+    assert (canaries(soft)["sharpness"] < before["sharpness"]).all()
+    assert (canaries(soft)["edges"] < before["edges"]).all()
+    assert (canaries(soft)["contrast"] < before["contrast"]).all()
+    assert (canaries(grey)["saturation"] < before["saturation"]).all()
+
+
+def test_diversity_is_within_groups_and_blind_to_grain() -> None:
+    two_tones = np.concatenate([flat(0, 1), flat(255, 1), flat(0, 1)])
+    assert diversity(two_tones, ["a", "a", "b"])[:2] == pytest.approx([1, 1])
+    assert np.isnan(diversity(two_tones, ["a", "a", "b"])[2])
+    assert np.isnan(diversity(two_tones)).all()
+    layouts = np.stack([flat(40, 1)[0], flat(200, 1)[0]])
+    rng = np.random.default_rng(1)
+    grain = np.clip(flat(128, 2) + rng.normal(0, 30, (2, 3, 32, 32)), 0, 255).astype(np.uint8)
+    assert diversity(grain, [0, 0]).max() < diversity(layouts, [0, 0]).min() / 3
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 9), (17, 64)])
+def test_any_size_of_picture(size: tuple[int, int]) -> None:
+    odd = np.random.default_rng(0).integers(0, 255, (2, 3, *size)).astype(np.uint8)
+    assert all(np.isfinite(v).all() for v in canaries(odd, [0, 0]).values())
+
+
+def test_wrong_input_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"uint8 images \[n, 3, H, W\]"):
+        canaries(np.zeros((2, 8, 8, 3), np.uint8))
+    with pytest.raises(ValueError, match="1 group ids for 2 images"):
+        canaries(flat(0), groups=[0])
+
+
+def test_a_benign_run_stays_quiet(run: Path) -> None:
+    verdict = judge(read_run(run))
+    assert verdict.candidates
+    for candidate in verdict.candidates:
+        assert len(candidate.checks) == 8
+        assert candidate.flagged == [], [c.sentence for c in candidate.flagged]
+
+
+def test_a_cheating_run_is_flagged_in_plain_words(cheating: Path) -> None:
+    last = judge(read_run(cheating)).last
+    assert last is not None
+    flagged = {c.name: c.sentence for c in last.flagged}
+    assert "gaudier" in flagged["saturation"]
+    assert "grown alike" in flagged["diversity"]
+
+
+def test_held_out_falling_while_trained_rises_is_flagged(tmp_path: Path) -> None:
+    """One reward trained, everything else held out: the gap shows what it cost."""
+    spec = Spec(rewards=("ocr",), heldout=("quality", "clip"), steps=60, eval_every=30, cheat=True)
+    last = judge(read_run(make_run(tmp_path / "single", spec))).last
+    assert last is not None
+    gap = next(c for c in last.checks if c.name == "gap")
+    assert gap.flagged and "not trained on" in gap.sentence
+
+
+def test_blank_pictures_and_missing_statistics(tmp_path: Path) -> None:
+    """Without logged statistics the files are measured; a third of them blank raises the flag."""
+    from PIL import Image
+
+    folder = make_run(tmp_path / "blank", Spec(steps=20, eval_every=20, prompts=12))
+    for index in folder.glob("evals/*/index.json"):
+        index.write_text(index.read_text().replace('"canaries"', '"other"'))
+    for i in range(4):
+        Image.new("RGB", (96, 96), (250, 250, 250)).save(folder / f"evals/step-000020/{i:03d}.png")
+    read = read_run(folder)
+    base, after = read.base, read.trained[0]
+    assert base is not None
+    before, now = (statistics(list(read.pictures(e).values())) for e in (base, after))
+    blank = next(c for c in checks(read, before, now, [], []) if c.name == "blank")
+    assert blank.flagged and blank.base == "0 %" and blank.trained == "33 %"
+
+
+def test_the_range_holds_ninety_percent(run: Path) -> None:
+    read = read_run(run)
+    assert read.base is not None
+    for name, values in statistics(list(read.pictures(read.base).values())).items():
+        if name in ("blank", "diversity"):
+            continue
+        band = base_range(values)
+        assert band is not None
+        inside = np.mean((values >= band[0]) & (values <= band[1]))
+        assert 0.85 <= inside <= 0.95
+    assert base_range(np.arange(7.0)) is None

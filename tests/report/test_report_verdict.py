@@ -1,0 +1,131 @@
+"""The verdict: right numbers, honest words, a checkpoint one can defend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _runs import Spec, make_run
+
+from marble.evaluation import compare_table
+from marble.report.compare import comparison
+from marble.report.folder import read_run
+from marble.report.gains import gains
+from marble.report.verdict import judge
+
+
+def rescore(folder: Path, step: int, name: str, change: float) -> None:
+    """Shift one reward of an evaluation by a constant, in the index and in evals.jsonl."""
+    index = folder / f"evals/step-{step:06d}/index.json"
+    data = json.loads(index.read_text())
+    for sample in data["samples"]:
+        if sample["scores"][name] is not None:
+            sample["scores"][name] += change
+    index.write_text(json.dumps(data))
+
+
+def test_a_gain_is_the_paired_difference(run: Path) -> None:
+    read = read_run(run)
+    after = read.trained[-1]
+    assert read.base is not None
+    before, now = read.pictures(read.base), read.pictures(after)
+    found = {g.name: g for g in gains(read.base, after, read.rewards)}
+    assert list(found) == read.rewards
+    ids = [i for i, picture in now.items() if "ocr" in picture.scores]
+    deltas = [now[i].scores["ocr"] - before[i].scores["ocr"] for i in ids]
+    ocr = found["ocr"]
+    assert ocr.n == len(ids) == 12  # a third of the prompts have text; the rest are no zeros
+    assert ocr.delta == pytest.approx(np.mean(deltas))
+    assert ocr.after - ocr.base == pytest.approx(ocr.delta)
+    assert ocr.lo < ocr.delta < ocr.hi
+    assert ocr.won == pytest.approx(np.mean(np.array(deltas) > 0))
+
+
+def test_all_improved(run: Path) -> None:
+    verdict = judge(read_run(run))
+    assert verdict.tone == "good"
+    assert verdict.headline.startswith("All five rewards improved; the worst, ")
+    assert verdict.chosen is not None and verdict.chosen.step == 300
+    worst = verdict.chosen.worst
+    assert worst is not None and worst.z == min(g.z for g in verdict.chosen.trained)
+    assert any("Take step 300" in line for line in verdict.details)
+    assert any("canaries are quiet" in line for line in verdict.details)
+
+
+def test_a_fall_is_said_and_its_checkpoint_not_taken(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "fall", Spec(steps=60, eval_every=20))
+    for step in (40, 60):
+        rescore(folder, step, "clip", -0.2)
+    verdict = judge(read_run(folder))
+    assert verdict.chosen is not None and verdict.chosen.step == 20
+    assert "sound" in " ".join(verdict.details)
+    assert "The last evaluated step, 60, is worse: see clip" in " ".join(verdict.details)
+    rescore(folder, 20, "clip", -0.2)
+    verdict = judge(read_run(folder))
+    assert verdict.tone == "bad"
+    assert verdict.headline.startswith(
+        "Four of five rewards improved, but clip fell; the worst, clip"
+    )
+    assert "No checkpoint is free of a clear loss" in " ".join(verdict.details)
+
+
+def test_no_change_is_called_unclear(tmp_path: Path) -> None:
+    spec = Spec(steps=20, eval_every=20, gain=0.0, rewards=("clip", "quality"), heldout=())
+    folder = make_run(tmp_path / "still", spec)
+    verdict = judge(read_run(folder))
+    assert verdict.tone == "mixed"
+    assert verdict.headline.startswith("No reward clearly changed")
+
+
+def test_one_reward_and_no_evaluation(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", Spec(rewards=("ocr",), heldout=(), steps=20, eval_every=20))
+    assert judge(read_run(one)).headline.startswith("The one reward, ocr, improved: +")
+    (one / "evals.jsonl").unlink()
+    assert "has not been evaluated yet" in judge(read_run(one)).headline
+    base_only = make_run(tmp_path / "base", Spec(steps=20, eval_every=99))
+    assert "Only the base model" in judge(read_run(base_only)).headline
+
+
+def test_lost_pictures_leave_the_means(tmp_path: Path) -> None:
+    """Evaluation folders deleted to save space: the table falls back on evals.jsonl."""
+    folder = make_run(tmp_path / "lean", Spec(steps=20, eval_every=20))
+    full = judge(read_run(folder)).chosen
+    for index in folder.glob("evals/*/index.json"):
+        index.unlink()
+    lean = judge(read_run(folder)).chosen
+    assert full is not None and lean is not None
+    for a, b in zip(full.trained, lean.trained):
+        assert a.delta == pytest.approx(b.delta, abs=1e-9)
+        assert b.hi - b.lo >= a.hi - a.lo  # without pairs, less is known
+        assert np.isnan(b.won)
+
+
+def test_comparison_tables_are_those_of_marble_compare(methods: list[Path]) -> None:
+    runs = [read_run(path) for path in methods]
+    names = ["first", "second", "third", "fourth"]
+    found = comparison(runs, names)
+    assert found is not None
+    told = compare_table(methods)
+    assert found.scores.head == [*told["metrics"], "composite"]
+    assert [label for label, _ in found.scores.rows] == ["base", *names]
+    for row, (_, cells) in zip(told["rows"], found.scores.rows):
+        shown = [float(cell.text.replace("−", "-")) for cell in cells]
+        exact = [row["scores"][n]["mean"] for n in told["metrics"]] + [row["composite"]]
+        assert shown == pytest.approx(exact, abs=0.006)
+    last = [cells[-1] for _, cells in found.scores.rows]
+    assert [cell.best for cell in last] == [False, True, False, False, False]
+    conflict = {label: cells[5].text for label, cells in found.costs.rows}
+    assert conflict["first"] == "0 %" and conflict["second"] != "0 %"
+    assert found.leader.startswith("Of four runs, first has the best composite and the best worst")
+
+
+def test_a_run_without_evaluation_is_left_out_of_the_comparison(
+    methods: list[Path], tmp_path: Path
+) -> None:
+    young = make_run(tmp_path / "young", Spec(steps=20, logged=5, eval_every=99))
+    runs = [read_run(path) for path in (*methods[:2], young)]
+    found = comparison(runs, ["a", "b", "young"])
+    assert found is not None and [label for label, _ in found.costs.rows] == ["a", "b"]
+    assert comparison(runs[1:], ["b", "young"]) is None
