@@ -9,6 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from marble.errors import MarbleError
+
 Metadata = Mapping[str, Any]
 Scores = Sequence[float | None] | np.ndarray | torch.Tensor
 SimpleReward = Callable[[torch.Tensor, list[str], list[Metadata]], Scores]
@@ -96,4 +98,4 @@ def as_reward(thing: object, name: str | None = None) -> RewardLike:
         return thing
     if callable(thing):
         return FunctionReward(thing, name)
-    raise TypeError(f"{thing!r} is neither a reward nor a callable")
+    raise MarbleError(f"{thing!r} is neither a reward nor a callable")

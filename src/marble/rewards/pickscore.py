@@ -19,7 +19,9 @@ class PickScore(ClipReward):
     range = (-100.0, 100.0)
     default_path = "yuvalkirstain/PickScore_v1"
     default_revision = "a4e4367c6dfa7288a00c550414478f865b875800"
-    default_processor = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+    default_processor = (
+        "laion/CLIP-ViT-H-14-laion2B-s32B-b79K@1c2b8495b28150b8a4922ee1c8edee224c284c0c"
+    )
 
     def score(
         self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]

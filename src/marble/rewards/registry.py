@@ -15,6 +15,7 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.rewards.base import RewardLike, as_reward
+from marble.rewards.options import construct
 from marble.rewards.weights import studio_folder
 
 
@@ -85,7 +86,7 @@ def load(reward: str, /, *, sources: Iterable[str] | None = None, **options: Any
         entry = REGISTRY[reward]
         target = _resolve(entry.target)
         options = {"name": reward, **entry.options(), **options}
-        built = _build(reward, target, options)
+        built = construct(target, options, f"reward {reward}")
     elif ":" in reward:
         built = _load_own(reward, options)
     else:
@@ -104,19 +105,11 @@ def _load_own(reward: str, options: dict[str, Any]) -> RewardLike:
     target = _resolve(reward)
     device, name = options.pop("device", None), options.pop("name", None)
     if inspect.isclass(target):
-        target = _build(reward, target, options)
+        target = construct(target, options, f"reward {reward}")
     elif options:
         target = functools.partial(target, **options)
     built = as_reward(target, name or reward.rsplit(":", 1)[1])
     return built if device is None else built.to(device)
-
-
-def _build(reward: str, target: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    try:
-        inspect.signature(target).bind(**options)
-    except TypeError as error:
-        raise MarbleError(f"reward {reward}: {error} in its options") from error
-    return target(**options)
 
 
 def _resolve(target: str) -> Any:

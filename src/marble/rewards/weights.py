@@ -10,11 +10,15 @@ STUDIO = Path(__file__).parent.parent / "studio" / "assets" / "rewards"
 
 
 def local_folder(path: str | Path, revision: str | None, *, weights: bool = True) -> Path:
-    """The folder of a checkpoint, downloaded at ``revision`` if ``path`` is a hub id."""
+    """The folder of a checkpoint, downloaded at ``revision`` if ``path`` is a hub id.
+
+    A hub id may carry its revision: ``owner/name@revision``.
+    """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
-    text = str(path)
+    text, _, pinned = str(path).partition("@")
+    revision = revision or pinned or None
     if folder.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
         raise MarbleError(f"no such folder: {text}; give a checkpoint's folder or a hub id")
     from huggingface_hub import snapshot_download

@@ -49,6 +49,8 @@ class ClipColors:
     def classify(
         self, image: torch.Tensor, found: Detections, indices: list[int], label: str
     ) -> list[str]:
+        if not indices:
+            return []
         crops = [crop_object(image, found, i) for i in indices]
         pixels = torch.cat([self.encoder.preprocess(crop[None]) for crop in crops])
         similarity = self.encoder.embed_pixels(pixels) @ self._weights(label).T

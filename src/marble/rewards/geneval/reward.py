@@ -13,6 +13,7 @@ from marble.errors import MarbleError
 from marble.rewards.base import Metadata, Reward
 from marble.rewards.geneval.detectors import ColorClassifier, Detections, Detector
 from marble.rewards.geneval.rules import TAGS, Verdict, judge
+from marble.rewards.options import construct
 
 
 class GenEval(Reward):
@@ -99,13 +100,15 @@ def build(
 
         if path is None:
             raise MarbleError("the centernet detector needs `path:`, the folder of its weights")
-        return CenterNetDetector.load(path, device=device, **options), colors
+        options = {"folder": path, "device": device, **options}
+        return construct(CenterNetDetector.load, options, "the centernet detector"), colors
     if kind == "mask2former":
         from marble.rewards.geneval.colors import ClipColors
         from marble.rewards.geneval.mask2former import Mask2FormerDetector
 
         clip = options.pop("clip", None)
         dtype = options.get("dtype", "fp32")
-        detector = Mask2FormerDetector(path, device=device, **options)
+        options = {"path": path, "device": device, **options}
+        detector = construct(Mask2FormerDetector, options, "the mask2former detector")
         return detector, colors or ClipColors(clip, device=device, dtype=dtype)
     raise MarbleError(f"unknown detector {kind!r}; use mask2former or centernet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from marble.errors import MarbleError
+from marble.rewards.options import construct
 
 
 @dataclass
@@ -32,16 +34,13 @@ class Engine(Protocol):
 
 def build(engine: str, **options: Any) -> Engine:
     """An engine by name."""
+    target: Callable[..., Engine]
     if engine == "ppocr":
-        from marble.rewards.ocr.ppocr import PPOCR
-
-        return PPOCR(**options)
-    if engine == "ppocr-rec":
-        from marble.rewards.ocr.ppocr import PPOCRLine
-
-        return PPOCRLine(**options)
-    if engine == "tesseract":
-        from marble.rewards.ocr.tesseract import Tesseract
-
-        return Tesseract(**options)
-    raise MarbleError(f"unknown OCR engine {engine!r}; use ppocr, ppocr-rec or tesseract")
+        from marble.rewards.ocr.ppocr import PPOCR as target
+    elif engine == "ppocr-rec":
+        from marble.rewards.ocr.ppocr import PPOCRLine as target
+    elif engine == "tesseract":
+        from marble.rewards.ocr.tesseract import Tesseract as target
+    else:
+        raise MarbleError(f"unknown OCR engine {engine!r}; use ppocr, ppocr-rec or tesseract")
+    return construct(target, options, f"the OCR engine {engine}")

@@ -41,15 +41,16 @@ def _non_empty(text: str) -> str | None:
 
 def _outermost(prompt: str) -> str | None:
     """What stands between the first opening mark and the closing mark that matches it."""
-    for start, mark in enumerate(prompt):
+    start = 0
+    while start < len(prompt):
+        mark, end = prompt[start], None
         if mark in _DOUBLES:
             end = next((i for i in range(start + 1, len(prompt)) if prompt[i] in _DOUBLES), None)
         elif mark in _PAIRS:
             end = _closing(prompt, start)
-        else:
-            continue
         if end is not None and _non_empty(prompt[start + 1 : end]):
             return prompt[start + 1 : end]
+        start = (start if end is None else end) + 1
     return None
 
 

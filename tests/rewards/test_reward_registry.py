@@ -1,0 +1,107 @@
+"""Rewards by name."""
+
+import pytest
+import torch
+
+from marble.errors import MarbleError
+from marble.rewards import REGISTRY, RewardSet, load, names
+
+IMAGES = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+METADATA = [{"source": "general"}] * 2
+
+OWN = """
+from marble.rewards import Reward
+
+def lightness(images, prompts, metadata, gain=1.0):
+    return [gain * float(image.float().mean()) for image in images]
+
+class Constant(Reward):
+    range = (0.0, 5.0)
+
+    def __init__(self, value=1.0):
+        self.value = value
+
+    def score(self, images, prompts, metadata):
+        return [self.value] * len(images)
+
+not_callable = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    return file
+
+
+def test_a_function_of_a_file(own):
+    reward = load(f"{own}:lightness")
+    assert reward.name == "lightness"
+    assert RewardSet([reward]).score(IMAGES + 4, ["a", "b"], METADATA).tolist() == [[4, 4]]
+
+
+def test_options_reach_functions_and_classes(own):
+    assert load(f"{own}:lightness", gain=0.5).score(IMAGES + 4, ["a", "b"], METADATA) == [2, 2]
+    reward = load(f"{own}:Constant", value=3.0, name="three", device="cpu")
+    assert reward.name == "three" and reward.range == (0.0, 5.0)
+    assert reward.score(IMAGES, ["a", "b"], METADATA) == [3.0, 3.0]
+
+
+def test_an_importable_callable():
+    reward = load("statistics:mean")
+    assert reward.name == "mean"
+
+
+def test_sources_restrict(own):
+    reward = load(f"{own}:lightness", sources=["ocr"])
+    metadata = [{"source": "ocr"}, {"source": "general"}]
+    scores = RewardSet([reward]).score(IMAGES + 4, ["a", "b"], metadata)
+    assert scores[0, 0] == 4 and scores[0, 1] != scores[0, 1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("clipscor", "did you mean clipscore"),
+        ("studio-clap", "did you mean studio-clip"),
+        ("zzz", "Built in: .*studio-realism"),
+        ("no.such.module:f", "cannot import no.such.module"),
+        ("statistics:maen", "did you mean mean"),
+        ("nowhere.py:f", "nowhere.py does not exist"),
+    ],
+)
+def test_mistakes_say_what_to_do(asked, said):
+    with pytest.raises(MarbleError, match=said):
+        load(asked)
+
+
+def test_wrong_options_name_the_option(own):
+    with pytest.raises(MarbleError, match="colour"):
+        load(f"{own}:Constant", colour="red")
+    with pytest.raises(MarbleError, match="temperature"):
+        load("ocr", engine="ppocr-rec", temperature=3)
+
+
+def test_a_file_that_does_not_run_is_one_error(tmp_path):
+    (tmp_path / "bad.py").write_text("1/0")
+    with pytest.raises(MarbleError, match="ZeroDivisionError"):
+        load(f"{tmp_path / 'bad.py'}:f")
+
+
+def test_something_that_is_no_reward(own):
+    with pytest.raises(MarbleError, match="neither a reward nor a callable"):
+        load(f"{own}:not_callable")
+
+
+def test_the_names():
+    assert {"ocr", "studio-clip", "studio-pick", "studio-aesthetic", "studio-geneval"} <= set(
+        names()
+    )
+    assert [name for name in names() if REGISTRY[name].held_out] == [
+        "studio-clip2",
+        "studio-realism",
+    ]
+    real = {"clipscore", "pickscore", "aesthetic", "geneval"}
+    for name in real:  # real names belong to real checkpoints
+        assert not REGISTRY[name].options()
