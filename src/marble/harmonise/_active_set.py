@@ -74,8 +74,9 @@ def _settle(q: Array, b: Array, x: Array, inside: Array) -> Array:
             x[index] = there
             return x
         # Coordinates at 0 that would fall leave at once; otherwise go as far as signs allow.
-        room = np.where(falling, here / np.where(falling, here - there, 1.0), np.inf)
-        room[falling & (here == 0.0)] = 0.0
+        moving = falling & (here > 0.0)
+        room = np.where(falling, 0.0, np.inf)
+        room[moving] = here[moving] / (here - there)[moving]
         step = float(room.min())
         leaving = index[room <= step]
         x = x.copy()

@@ -19,7 +19,7 @@ import numpy as np
 
 from marble.errors import MarbleError
 
-from ._linalg import Array
+from ._linalg import Array, nearest_cosines
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,5 @@ def debiased_gram(cross_blocks: Any, *, floor: float = 0.05) -> DebiasedGram:
     safe = np.where(present, norms, 1.0)
     cos = np.clip(apart / safe[:, None] / safe[None, :], -1.0, 1.0)
     np.fill_diagonal(cos, 1.0)
-    cos = _nearest_cosines(np.where(np.outer(present, present), cos, np.eye(len(cos))))
+    cos = nearest_cosines(np.where(np.outer(present, present), cos, np.eye(len(cos))))
     return DebiasedGram(cos * np.outer(norms, norms), signal, present & (signal >= floor))
-
-
-def _nearest_cosines(cos: Array) -> Array:
-    """Negative eigenvalues cut off, the diagonal back at 1; unchanged if there are none."""
-    values, vectors = np.linalg.eigh(cos)
-    if values[0] >= 0.0:
-        return cos
-    cut = (vectors * np.maximum(values, 0.0)) @ vectors.T
-    scale = 1.0 / np.sqrt(np.maximum(np.diagonal(cut), np.finfo(float).tiny))
-    return np.asarray(0.5 * (cut + cut.T) * np.outer(scale, scale))

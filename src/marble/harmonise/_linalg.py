@@ -61,3 +61,16 @@ def to_json(vector: Array) -> list[float | None]:
 
 def from_json(values: Sequence[float | None]) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def nearest_cosines(cos: Array) -> Array:
+    """Negative eigenvalues cut off, the diagonal back at 1; unchanged if there are none.
+
+    Eigenvalues negative by no more than rounding count as zero.
+    """
+    values, vectors = np.linalg.eigh(cos)
+    if values[0] >= -1e-14 * len(cos):
+        return cos
+    cut = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    scale = 1.0 / np.sqrt(np.maximum(np.diagonal(cut), np.finfo(float).tiny))
+    return np.asarray(0.5 * (cut + cut.T) * np.outer(scale, scale))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ._active_set import FLAT, is_regular, nonneg_qp
-from ._linalg import Array, cosines
+from ._linalg import Array, cosines, nearest_cosines
 
 # A point lies on the optimal face when its inner product is this close to ‖d‖².
 _ON_FACE = 1e-11
@@ -51,7 +51,9 @@ def min_norm_point(gram: Array) -> MinNorm:
     relabels α. A zero vector is the min-norm point by itself; several share equally.
 
     Gradients that differ by less than about 1e-7 of their length differ below the rounding of
-    their products: there ‖d‖² and the gap are exact, while α among them is arbitrary.
+    their products: there ‖d‖² and the gap are exact, while α among them is arbitrary. A matrix
+    with negative eigenvalues (products of low precision) is solved with those cut off; the gap
+    is that of the matrix as given, and shows it.
 
     >>> min_norm_point(np.array([[1.0, 0.0], [0.0, 3.0]])).alpha.round(3)
     array([0.75, 0.25])
@@ -62,9 +64,11 @@ def min_norm_point(gram: Array) -> MinNorm:
     if zero.any():
         return MinNorm(zero / zero.sum(), 0.0, np.flatnonzero(zero))
     w = norms.min() / norms
-    q = cos + np.outer(w, w)
+    # Noisy products can form a matrix that no vectors have; the active set needs a real one.
+    real = cos if is_regular(cos) else nearest_cosines(cos)
+    q = real + np.outer(w, w)
     x = nonneg_qp(q, w, _start(q, w))
-    beta = _symmetrise(q, w, x / (w @ x), cos)
+    beta = _symmetrise(q, w, x / (w @ x), real)
     alpha = w * beta
     alpha /= alpha.sum()
     return MinNorm(
