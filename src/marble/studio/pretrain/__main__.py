@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,30 +30,33 @@ SOURCES = {"geneval": (0.45, 0.4), "ocr": (0.35, 0.5), "general": (0.2, 0.3)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m marble.studio.pretrain", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/studio"), help="where the folders go")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/studio"), help="where the folders go"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pictures", type=int, default=300_000)
     parser.add_argument("--vae-seconds", type=float, default=120)
     parser.add_argument("--generator-seconds", type=float, default=320)
     parser.add_argument("--shift", type=float, default=1.0, help="of the flow-match scheduler")
-    parser.add_argument("--stages", default="generator,rewards", help="which of the two to run")
-    parser.add_argument("--smoke", action="store_true", help="every line once, tiny, meaningless weights")
+    parser.add_argument("--rewards-seconds", type=float, default=230)
+    parser.add_argument(
+        "--smoke", action="store_true", help="every line once, tiny, meaningless weights"
+    )
     args = parser.parse_args()
     if args.smoke:
         args.pictures, args.vae_seconds, args.generator_seconds = 600, 15, 15
     args.out.mkdir(parents=True, exist_ok=True)
-    stages = args.stages.split(",")
-    rewards = _start_rewards(args) if "rewards" in stages else None
-    if "generator" in stages:
-        _generator(args)
-    if rewards is not None and rewards.wait() != 0:
+    rewards: list[subprocess.Popen] = []
+    _generator(args, when_vae_is_saved=lambda: rewards.append(_start_rewards(args)))
+    if any(process.wait() != 0 for process in rewards):
         sys.exit("studio: training the reward models failed; see its output above")
 
 
 def _start_rewards(args: argparse.Namespace) -> subprocess.Popen:
     """The reward models train beside the generator: neither fills the GPU alone."""
     command = [sys.executable, "-m", "marble.studio.pretrain.rewards"]
-    command += ["--out", str(args.out / "rewards"), "--device", args.device]
+    command += ["--out", str(args.out / "rewards"), "--vae", str(args.out / "vae")]
+    command += ["--device", args.device, "--seconds", str(args.rewards_seconds)]
     return subprocess.Popen(command + (["--smoke"] if args.smoke else []))
 
 
@@ -66,7 +70,7 @@ def _pictures(count: int, workers: int) -> tuple[torch.Tensor, list[str]]:
     return torch.cat(images).contiguous(), prompts
 
 
-def _generator(args: argparse.Namespace) -> None:
+def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) -> None:
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     device, started = torch.device(args.device), time.perf_counter()
@@ -83,10 +87,12 @@ def _generator(args: argparse.Namespace) -> None:
         return torch.tensor(padded["input_ids"]).to(device)
 
     vae = train_vae(images, device, Budget(args.vae_seconds))
+    vae.save_pretrained(args.out / "vae")
+    when_vae_is_saved()
     latents = encode_latents(vae, images, device)
     ids = tokenize(prompts)
     model = train_generator(
-        latents, ids, tokenize([""]), len(tokenizer), device, Budget(args.generator_seconds)
+        latents, ids, tokenize([""]), len(tokenizer), device, args.generator_seconds
     )
 
     test = [p["prompt"] for s in ("ocr", "geneval", "general") for p in load_split(s, "test")[:64]]

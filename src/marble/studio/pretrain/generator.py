@@ -28,7 +28,9 @@ JOINT = sum(TEXT_WIDTHS)
 SHORT, LONG, LONG_EVERY = 2, 256, 12  # tokens that T5 sees; every 12th step the long form
 
 
-def new_text_encoder(width: int, layers: int, vocabulary: int, eos: int) -> CLIPTextModelWithProjection:
+def new_text_encoder(
+    width: int, layers: int, vocabulary: int, eos: int
+) -> CLIPTextModelWithProjection:
     config = CLIPTextConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -93,7 +95,9 @@ class Generator(nn.Module):
         self.transformer = new_transformer()
 
     def context(self, ids: Tensor, t5_length: int = SHORT) -> tuple[Tensor, Tensor]:
-        outputs = [e(ids, output_hidden_states=True) for e in (self.text_encoder, self.text_encoder_2)]
+        outputs = [
+            e(ids, output_hidden_states=True) for e in (self.text_encoder, self.text_encoder_2)
+        ]
         clip = torch.cat([o.hidden_states[-2] for o in outputs], dim=-1)
         pooled = torch.cat([o.text_embeds for o in outputs], dim=-1)
         t5 = self.text_encoder_3(_resize(ids, t5_length))[0]
@@ -123,7 +127,7 @@ def train_generator(
     empty_ids: Tensor,
     vocabulary: int,
     device: torch.device,
-    budget: Budget,
+    seconds: float,
     *,
     batch: int = 1024,
     peak_lr: float = 1.5e-3,
@@ -133,11 +137,19 @@ def train_generator(
     model = Generator(vocabulary, eos=1).to(device)
     average = WeightAverage([model], decay=0.9995)
     optimiser = torch.optim.AdamW(
-        model.parameters(), lr=peak_lr, betas=(0.9, 0.99), weight_decay=0.01, fused=device.type == "cuda"
+        model.parameters(),
+        lr=peak_lr,
+        betas=(0.9, 0.99),
+        weight_decay=0.01,
+        fused=device.type == "cuda",
     )
-    forward = torch.compile(model) if device.type == "cuda" else model
+    # Only the usual, short form is compiled, with fixed shapes; the rare long form runs as it is.
+    short = torch.compile(model, dynamic=False) if device.type == "cuda" else model
+    budget = Budget(seconds)
     empty_ids = empty_ids.to(device)
     for step, index in enumerate(batches(len(latents), batch, 2, latents.device)):
+        if step == LONG_EVERY:
+            budget = Budget(seconds)  # compilation is not training time
         done = budget.fraction(step)
         if done >= 1:
             break
@@ -149,8 +161,11 @@ def train_generator(
         noise = torch.randn_like(x_0)
         s = sigma.view(-1, 1, 1, 1)
         with autocast(device):
-            t5_length = LONG if step % LONG_EVERY == LONG_EVERY - 1 else SHORT
-            v = forward((1 - s) * x_0 + s * noise, sigma, tokens, t5_length)
+            x_t = (1 - s) * x_0 + s * noise
+            if step % LONG_EVERY == LONG_EVERY - 1:
+                v = model(x_t, sigma, tokens, LONG)
+            else:
+                v = short(x_t, sigma, tokens)
         loss = F.mse_loss(v.float(), noise - x_0)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -165,7 +180,13 @@ def train_generator(
 
 @torch.no_grad()
 def sample_latents(
-    model: Generator, ids: Tensor, seed: int, *, steps: int = 10, shift: float = 1.0, batch: int = 512
+    model: Generator,
+    ids: Tensor,
+    seed: int,
+    *,
+    steps: int = 10,
+    shift: float = 1.0,
+    batch: int = 512,
 ) -> Tensor:
     """Euler on the flow, without guidance; only to look at progress. The product samples elsewhere."""
     device, parts = ids.device, []

@@ -45,9 +45,6 @@ def train_vae(
 ) -> AutoencoderKL:
     """Trains on uint8 `images` [n, 3, 64, 64]; returns it with scale and shift of its latents set."""
     vae = new_vae().to(device).to(memory_format=torch.channels_last).train()
-    encoder, decoder = vae.encoder, vae.decoder
-    if device.type == "cuda":
-        encoder, decoder = torch.compile(encoder), torch.compile(decoder)
     optimiser = torch.optim.AdamW(vae.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-4)
     average = WeightAverage([vae], decay=0.998)
     for step, index in enumerate(batches(len(images), batch, 1, images.device)):
@@ -57,10 +54,10 @@ def train_vae(
         cosine_lr(optimiser, 1.5e-3, step, done)
         x = to_unit(images[index].to(device)).contiguous(memory_format=torch.channels_last)
         with autocast(device):
-            mean, logvar = encoder(x).float().chunk(2, dim=1)
+            mean, logvar = vae.encoder(x).float().chunk(2, dim=1)
             logvar = logvar.clamp(-30, 20)
             z = mean + torch.randn_like(mean) * (0.5 * logvar).exp()
-            x_hat = decoder(z)
+            x_hat = vae.decoder(z)
         kl_mean = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
         loss = reconstruction_loss(x_hat.float(), x) + kl * kl_mean
         optimiser.zero_grad(set_to_none=True)
@@ -69,7 +66,10 @@ def train_vae(
         optimiser.step()
         average.update(step)
         if step % 200 == 0:
-            print(f"vae {step:6d}  {done:4.0%}  loss {loss.item():.4f}  kl {kl_mean.item():.2f}", flush=True)
+            print(
+                f"vae {step:6d}  {done:4.0%}  loss {loss.item():.4f}  kl {kl_mean.item():.2f}",
+                flush=True,
+            )
     average.copy_to_live()
     vae = vae.eval().to(memory_format=torch.contiguous_format)
     sample = encode_latents(vae, images[: min(len(images), 8192)], device, scaled=False).float()
@@ -80,7 +80,12 @@ def train_vae(
 
 @torch.no_grad()
 def encode_latents(
-    vae: AutoencoderKL, images: Tensor, device: torch.device, *, scaled: bool = True, batch: int = 1024
+    vae: AutoencoderKL,
+    images: Tensor,
+    device: torch.device,
+    *,
+    scaled: bool = True,
+    batch: int = 1024,
 ) -> Tensor:
     """Posterior means [n, 16, 8, 8] in fp16 on `device`, scaled as the transformer sees them."""
     parts = []
