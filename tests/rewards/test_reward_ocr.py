@@ -185,14 +185,9 @@ def test_ctc_equals_torch():
 def picture_of(word, side, font, ink, paper):
     image = Image.new("RGB", (side, side), paper)
     draw = ImageDraw.Draw(image)
-    size = 4
-    while (
-        draw.textlength(word, ImageFont.truetype(font, size + 1)) < 0.8 * side and size < side // 3
-    ):
-        size += 1
-    draw.text(
-        (side / 2, side / 2), word, font=ImageFont.truetype(font, size), fill=ink, anchor="mm"
-    )
+    sizes = [font.font_variant(size=size) for size in range(8, side // 3, 4)]
+    largest = [f for f in sizes if draw.textlength(word, f) < 0.8 * side][-1]
+    draw.text((side / 2, side / 2), word, font=largest, fill=ink, anchor="mm")
     return np.asarray(image)
 
 
@@ -211,7 +206,7 @@ def words_256():
     words += ["Station", "MARKET", "pepper", "Window", "BRIDGE", "castle", "Autumn", "EXIT"]
     faces = fonts()
     pictures = [
-        picture_of(word, 256, fonts[i % len(fonts)], *rng.choice(pairs))
+        picture_of(word, 256, faces[i % len(faces)], *rng.choice(pairs))
         for i, word in enumerate(words)
     ]
     images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
@@ -278,7 +273,7 @@ def test_the_studios_signs_are_read(signs, line_reader):
 def test_dense_tells_bad_pictures_apart(line_reader):
     """Where the edit score is 0 for right and wrong words alike, the likelihood still knows."""
     exact, dense = line_reader
-    data = world.generate(96, seed=77, sources={"ocr": 1.0}, split="test")
+    data = world.generate(64, seed=77, sources={"ocr": 1.0}, split="test")
     images = torch.from_numpy(data["images"]).permute(0, 3, 1, 2).float()
     prompts, metadata = data["prompts"], data["metadata"]
     others = prompts[7:] + prompts[:7]
@@ -291,7 +286,7 @@ def test_dense_tells_bad_pictures_apart(line_reader):
         if keep == 0.35:
             wrong = dense.score(spoiled, others, metadata)
             unread = exact.score(spoiled, prompts, metadata) == 0
-            assert unread.sum() >= 10
+            assert unread.sum() >= 8
             assert (right > wrong)[unread].mean() > 0.75
             assert (right > wrong).mean() > 0.95
     assert all(a > b + 0.02 for a, b in itertools.pairwise(means)), means
