@@ -145,7 +145,8 @@ def _write_metrics(folder: Path, spec: Spec, last: int, rng: np.random.Generator
                 row[f"advantage/{name}/clipped"] = 0
                 row[f"alpha/{name}"] = round(float(alpha[j]), 5)
                 row[f"alpha_raw/{name}"] = round(float(target[j]), 5)
-                row[f"grad_norm/{name}"] = round(0.02 * (j + 1) * math.exp(rng.normal() * 0.15), 6)
+                norm = 0.02 * (j + 1) * math.exp(rng.normal() * 0.15)
+                row[f"grad_norm/{name}"] = round(norm, 6) if refresh else None
             if refresh:
                 row |= _harmony(spec, k, step, rng)
             row |= _vitals(spec, step, rng, refresh)
@@ -183,6 +184,7 @@ def _vitals(
         "time/reward": round(0.4 + 0.05 * rng.random(), 4),
         "time/train": round(0.9 + 0.05 * rng.random(), 4),
         "time/refresh": round(0.7 + 0.05 * rng.random(), 4) if refresh else None,
+        "time/eval": 9.0 if step % spec.eval_every == 0 else None,
         "images_per_s": 96.0,
         "memory_gb": 1.2,
     }

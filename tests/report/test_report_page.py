@@ -15,7 +15,7 @@ from _runs import Spec, make_run
 
 from marble.errors import MarbleError
 from marble.report import watch, write
-from marble.report.curves import specialist_share, training
+from marble.report.curves import harmony, specialist_share, training
 from marble.report.folder import read_metrics, read_run
 from marble.report.numbers import duration, figure, sigma, signed, thin
 from marble.report.page import SCRIPTS, _json
@@ -148,6 +148,26 @@ def test_relative_curves_start_at_the_first_steps(run: Path) -> None:
     raw = read.metrics.get("reward/clip/mean")
     assert curves["origin"]["clip"]["mean"] == pytest.approx(raw[:5].mean(), rel=1e-5)
     assert curves["steps"] == list(range(1, 301)) and curves["per_point"] == 1
+
+
+def test_time_counts_a_missing_phase_as_none(run: Path) -> None:
+    read = read_run(run)
+    time_of = training(read, 1000)["time"]
+    assert time_of["totals"]["eval"] == pytest.approx(27.0)  # three evaluations of 9 s
+    assert sum(time_of["phases"]["eval"]) * time_of["per_point"] == pytest.approx(27.0, rel=0.01)
+
+
+def test_harmony_counts_conflicts_and_keeps_pairs_apart(run: Path) -> None:
+    read = read_run(run)
+    found = harmony(read, 1000)
+    low = read.metrics.get("harmony_sum/min")
+    assert found["kinds"]["harmony_sum"]["conflict"] == np.mean(low[np.isfinite(low)] < 0)
+    assert found["kinds"]["harmony"]["conflict"] == 0
+    cosines = found["cosines"]
+    assert cosines["steps"][-1] == 291 and len(cosines["upper"][-1]) == 10
+    row = int(np.flatnonzero(read.metrics.steps == 291)[0])
+    expected = [read.metrics.get(f"cos/{p}")[row] for p in ("ocr|geneval", "ocr|clip")]
+    assert [v / 100 for v in cosines["upper"][-1][:2]] == pytest.approx(expected, abs=0.006)
 
 
 def test_specialists_are_good_for_one_reward_only() -> None:

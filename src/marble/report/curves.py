@@ -20,6 +20,7 @@ HARMONY = {
 FIRST_STEPS = 5
 """Steps whose mean stands for the untrained model in the relative curves."""
 MOST_MATRICES = 60
+MOST_BARS = 60
 MOST_TABLES = 12
 MOST_COLUMNS = 240
 
@@ -37,7 +38,6 @@ def training(run: Run, most: int) -> dict[str, Any]:
         found = {name: curve(f"{prefix}/{name}{suffix}") for name in run.rewards}
         return {name: values for name, values in found.items() if values}
 
-    times = {p: c for p in PHASES if (c := curve(f"time/{p}"))}
     return {
         "steps": bin_steps(metrics.steps, bins),
         "per_point": math.ceil(len(metrics.steps) / max(1, len(bins))),
@@ -46,8 +46,7 @@ def training(run: Run, most: int) -> dict[str, Any]:
         "alpha": by_reward("alpha"),
         "grad_norm": by_reward("grad_norm"),
         "vitals": {k: c for k in ("kl", "old_deviation", "loss") if (c := curve(k))},
-        "time": times,
-        "time_total": {p: float(np.nansum(metrics.get(f"time/{p}"))) for p in times},
+        "time": _times(run),
         "canary": {
             name: values for name in metrics.names("canary/") if (values := curve(f"canary/{name}"))
         },
@@ -83,6 +82,20 @@ def advantages(run: Run) -> list[dict[str, Any]]:
     tables = list(read_advantages(run))
     keep = _evenly(len(tables), MOST_TABLES)
     return [_table(tables[i], run.rewards) for i in keep]
+
+
+def _times(run: Run) -> dict[str, Any]:
+    """Seconds a step by phase; a phase that a step had none of took no time there."""
+    metrics = run.metrics
+    bins = bin_edges(len(metrics.steps), MOST_BARS)
+    logged = {p: metrics.columns[f"time/{p}"] for p in PHASES if f"time/{p}" in metrics.columns}
+    filled = {p: np.nan_to_num(column) for p, column in logged.items()}
+    return {
+        "steps": bin_steps(metrics.steps, bins),
+        "per_point": math.ceil(len(metrics.steps) / max(1, len(bins))),
+        "phases": {p: compact(bin_means(column, bins), 3) for p, column in filled.items()},
+        "totals": {p: float(column.sum()) for p, column in filled.items()},
+    }
 
 
 def _origin(run: Run, name: str) -> dict[str, float | None]:

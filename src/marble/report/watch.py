@@ -25,7 +25,7 @@ def watch(
     While a run goes, the open page reloads itself; the last one written stands still.
     """
     seen: list[float] | None = None
-    while True:
+    while True:  # until no run is going, or Ctrl-C
         now, going = _stamps(runs), _any_going(runs)
         if now != seen or not going:
             page = write(runs, out, refresh_s=max(5, round(every_s)) if going else None)

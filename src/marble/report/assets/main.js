@@ -24,28 +24,38 @@ function storedTheme() {
   try { return localStorage.getItem("marble-theme"); } catch { return null; }
 }
 
+const CHIP_CHARTS = ["rewards-raw", "rewards-relative", "alpha", "grad-norm"];
+
+function lineKey(name) {
+  const make = (tag, attributes) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    return node;
+  };
+  const dash = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3" }[rewardDash(name)];
+  const svg = make("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" });
+  const stroke = make("line", { x1: 1, x2: 25, y1: 5, y2: 5, "stroke-width": 4, "stroke-dasharray": dash });
+  stroke.style.stroke = rewardColour(name);
+  svg.append(stroke);
+  return svg;
+}
+
+function setHidden(names) {
+  state.hidden = new Set(names);
+  document.querySelectorAll("[data-chip]").forEach((chip) => chip.setAttribute("aria-pressed", String(!state.hidden.has(chip.dataset.chip))));
+  CHIP_CHARTS.forEach(draw);
+}
+
 function drawChips() {
-  const run = currentRun();
-  const names = run.rewards;
+  const names = currentRun().rewards, many = names.length > 10;
+  const toggle = (name) => setHidden(state.hidden.has(name) ? [...state.hidden].filter((n) => n !== name) : [...state.hidden, name]);
+  const chip = (name) => el("button", {
+    type: "button", "aria-pressed": String(!state.hidden.has(name)), "data-chip": name, onclick: () => toggle(name),
+  }, lineKey(name), name);
+  const every = (label, hidden) => el("button", { type: "button", class: "every", onclick: () => setHidden(hidden) }, label);
   byId("chips").hidden = names.length < 2;
-  byId("chips").replaceChildren(...names.map((name) => {
-    const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    key.setAttribute("viewBox", "0 0 26 10");
-    key.setAttribute("aria-hidden", "true");
-    const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    const dash = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3" }[rewardDash(name)];
-    for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 5, y2: 5, "stroke-width": 4, "stroke-dasharray": dash })) stroke.setAttribute(k, v);
-    stroke.style.stroke = rewardColour(name);
-    key.append(stroke);
-    return el("button", {
-      type: "button", "aria-pressed": String(!state.hidden.has(name)), "data-chip": name,
-      onclick: (event) => {
-        state.hidden.has(name) ? state.hidden.delete(name) : state.hidden.add(name);
-        event.currentTarget.setAttribute("aria-pressed", String(!state.hidden.has(name)));
-        ["rewards-raw", "rewards-relative", "alpha", "grad-norm"].forEach(draw);
-      },
-    }, key, name);
-  }));
+  byId("chips").classList.toggle("many", many);
+  byId("chips").replaceChildren(...(many ? [every("all", []), every("none", names)] : []), ...names.map(chip));
 }
 
 function showRun(index) {

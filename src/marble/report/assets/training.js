@@ -1,11 +1,12 @@
 // Training: rewards raw and relative, the balance, gradient norms, distances, time.
 
 const line = (x, y, colour, extra = {}) => ({
-  type: "scatter", mode: x.length > 1 ? "lines" : "markers", x, y, line: { color: colour, width: 2 }, marker: { color: colour, size: 7 }, ...extra,
+  type: "scatter", mode: x.length > 1 ? "lines" : "markers", x, y, line: { color: colour, width: 2 }, marker: { color: colour, size: 7 },
+  connectgaps: true, ...extra, // norms and cosines are logged on refresh steps only
 });
 const rewardLine = (x, y, name, extra = {}) =>
   line(x, y, rewardColour(name), {
-    name: plain(name), line: { color: rewardColour(name), width: 2, dash: rewardDash(name) },
+    name: plain(name), line: { color: rewardColour(name), width: DATA.rewards.length > 12 ? 1.3 : 2, dash: rewardDash(name) },
     hovertemplate: `${plain(name)} %{y:.3g}<extra></extra>`, ...extra,
   });
 const hover = (names) => (names.length <= 10 ? "x unified" : "closest");
@@ -71,7 +72,7 @@ chart("alpha", (run) => {
   if (!names.length) return null;
   const uniform = 1 / run.rewards.length;
   return {
-    data: names.map((n) => rewardLine(t.steps, t.alpha[n], n, { line: { color: rewardColour(n), width: 2, dash: rewardDash(n), shape: t.per_point > 1 ? "linear" : "hv" } })),
+    data: names.map((n) => rewardLine(t.steps, t.per_point > 1 ? smooth(t.alpha[n]) : t.alpha[n], n)),
     layout: layout({
       xaxis: axis("step"), yaxis: axis("α", { rangemode: "tozero" }), hovermode: hover(names),
       shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: uniform, y1: uniform, line: { color: css("--muted"), width: 1.5, dash: "dash" } }],
@@ -104,19 +105,18 @@ chart("vitals", (run, width) => {
 });
 
 chart("time", (run) => {
-  const t = run.training;
-  const phases = Object.keys(t.time);
-  if (!phases.length) return null;
-  const total = Object.values(t.time_total).reduce((a, b) => a + b, 0);
-  const share = (p) => `${p} ${Math.round((100 * t.time_total[p]) / total)} %`;
-  const colours = [css("--r0"), css("--r4"), css("--r7"), css("--r3"), css("--r1")];
-  const data = phases.map((p, i) => ({
-    type: t.steps.length > 1 ? "scatter" : "bar", mode: "lines", stackgroup: "time", x: t.steps, y: t.time[p].map((v) => v ?? 0),
-    name: share(p), line: { width: 0.5, color: colours[i] }, marker: { color: colours[i] }, hovertemplate: `${p} %{y:.2f} s<extra></extra>`,
-  }));
+  const { steps, phases, totals, per_point: each } = run.training.time;
+  const names = Object.keys(phases);
+  if (!names.length) return null;
+  const total = Object.values(totals).reduce((a, b) => a + b, 0);
+  const share = (p) => `${p} ${Math.round((100 * totals[p]) / total)} %`;
+  const colours = { rollout: "--r0", reward: "--r4", train: "--r7", refresh: "--r3", eval: "--r1" };
   return {
-    data,
-    layout: layout({ xaxis: axis("step"), yaxis: axis("seconds a step"), showlegend: true, legend: { ...legendBelow(), traceorder: "normal" }, barmode: "stack", hovermode: "x unified", height: 320 }),
-    alt: `Share of the time: ${phases.map(share).join(", ")}.`,
+    data: names.map((p) => ({
+      type: "bar", x: steps, y: phases[p], name: share(p), width: steps.length > 1 ? steps[1] - steps[0] : undefined,
+      marker: { color: css(colours[p]), line: { width: 0 } }, opacity: 0.85, hovertemplate: `${p} %{y:.2f} s<extra></extra>`,
+    })),
+    layout: layout({ xaxis: axis("step"), yaxis: axis(each > 1 ? `seconds a step, mean of ${each}` : "seconds a step"), showlegend: true, legend: { ...legendBelow(), traceorder: "normal" }, barmode: "stack", hovermode: "x unified", height: 320 }),
+    alt: `Share of the time: ${names.map(share).join(", ")}.`,
   };
 });
