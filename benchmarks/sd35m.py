@@ -44,7 +44,9 @@ LORA_TARGETS = [
 ]
 
 
-def build(device: torch.device, *, tiny: bool = False, rank: int = 32) -> SD3Transformer2DModel:
+def build(
+    device: torch.device, *, tiny: bool = False, rank: int = 32, input_casts: bool = True
+) -> SD3Transformer2DModel:
     """bf16 base, fp32 LoRA factors in two adapters: `default`, trained, and `old`, frozen."""
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -69,6 +71,8 @@ def build(device: torch.device, *, tiny: bool = False, rank: int = 32) -> SD3Tra
             if "lora_B" in name:
                 # Away from the start of training, where the gradients of lora_A are all zero.
                 parameter.normal_(std=0.01)
+    for layer in _lora_layers(model):
+        layer.cast_input_dtype_enabled = input_casts
     use(model, "default")
     return model
 
