@@ -10,6 +10,7 @@ import pytest
 from _runs import Spec, make_run
 
 from marble.evaluation import compare_table
+from marble.report import write
 from marble.report.compare import comparison
 from marble.report.folder import read_run
 from marble.report.gains import gains
@@ -69,6 +70,29 @@ def test_a_fall_is_said_and_its_checkpoint_not_taken(tmp_path: Path) -> None:
         "Four of five rewards improved, but clip fell; the worst, clip"
     )
     assert "No checkpoint is free of a clear loss" in " ".join(verdict.details)
+
+
+def test_a_last_step_that_cheats_is_flagged_though_an_earlier_one_is_taken(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "late", Spec(steps=60, eval_every=20))
+    index = folder / "evals/step-000060/index.json"
+    data = json.loads(index.read_text())
+    for sample in data["samples"]:
+        sample["canaries"]["saturation"] = 0.9
+    index.write_text(json.dumps(data))
+    verdict = judge(read_run(folder))
+    assert verdict.chosen is not None and verdict.chosen.step == 40
+    assert "The last evaluated step, 60, is worse: see saturation." in verdict.details
+    html = write([folder], tmp_path / "p.html").read_text()
+    assert "At the last evaluated step, 60, 1 of 8 are flagged: The average trained" in html
+
+
+def test_nothing_improved_reads_as_english(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "down", Spec(steps=20, eval_every=20))
+    for name in ("ocr", "geneval", "clip", "quality", "aesthetic", "preference", "fidelity"):
+        rescore(folder, 20, name, -9.0)
+    verdict = judge(read_run(folder))
+    assert verdict.headline.startswith("None of five rewards improved, and ")
+    assert verdict.details[0].startswith("Held out, never trained on: none of two improved, ")
 
 
 def test_no_change_is_called_unclear(tmp_path: Path) -> None:

@@ -139,13 +139,14 @@ def _headline(trained: Sequence[Gain]) -> tuple[str, str]:
         return "good", f"{every} improved; the worst, {worst.name}, by {_amount(worst)}."
     if down:
         fallen = _listed([g.name for g in sorted(down, key=lambda g: g.z)])
-        start = f"{count(len(up)).capitalize()} of {count(n)} rewards improved, but {fallen} fell"
+        but = "but" if up else "and"
+        start = f"{_some(len(up), n).capitalize()} rewards improved, {but} {fallen} fell"
         return "bad", f"{start}; the worst, {worst.name}, by {_amount(worst)}."
     unclear = [g.name for g in trained if g.word == "unclear"]
     if not up:
         return "mixed", f"No reward clearly changed; the worst, {worst.name}, by {_amount(worst)}."
     verb = "shows" if len(unclear) == 1 else "show"
-    start = f"{count(len(up)).capitalize()} of {count(n)} rewards improved and none fell"
+    start = f"{_some(len(up), n).capitalize()} rewards improved and none fell"
     return "mixed", f"{start}; {_listed(unclear)} {verb} no clear change."
 
 
@@ -158,7 +159,7 @@ def _held_out(held: Sequence[Gain]) -> str:
     if len(up) == n:
         every = "both" if n == 2 else f"all {count(n)}"
         return start + (f"{held[0].name} improved too." if n == 1 else f"{every} improved.")
-    parts = [f"{count(len(up))} of {count(n)} improved"]
+    parts = [f"{_some(len(up), n)} improved" if n > 1 else "no clear gain"]
     if down:
         parts.append(f"{_listed([g.name for g in down])} fell")
     return start + ", ".join(parts) + "."
@@ -188,6 +189,10 @@ def _amount(gain: Gain) -> str:
     if not math.isfinite(gain.lo):
         return amount
     return f"{amount} [{signed(gain.lo, scale)}, {signed(gain.hi, scale)}]"
+
+
+def _some(part: int, whole: int) -> str:
+    return f"{count(part) if part else 'none'} of {count(whole)}"
 
 
 def _listed(names: Sequence[str]) -> str:

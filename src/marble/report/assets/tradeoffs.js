@@ -84,7 +84,7 @@ chart("parallel", (run, width) => {
   const x = names.map((_, i) => i);
   const data = rows.map(({ run: owner, index, gain }, i) => {
     const taken = gain.step === owner.chosen;
-    const label = several ? `${plain(owner.name)} (step ${gain.step})` : `step ${gain.step}${taken ? ", recommended" : ""}`;
+    const label = several ? `${plain(owner.name)} (step ${gain.step})` : `step ${gain.step}${taken ? (gain.sound ? ", recommended" : ", least harmful") : ""}`;
     const colour = several ? runColour(index) : taken ? css("--accent") : css("--muted");
     return {
       type: "scatter", mode: "lines+markers", x, y: names.map((n) => gain.z[n] ?? null), name: label, connectgaps: false,
