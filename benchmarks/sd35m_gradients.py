@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import gc
 import json
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,10 @@ from torch import Tensor
 
 from marble.jacobian import Jacobian
 from marble.objectives import NFT, mix
+from measure import Step, interleaved, peak_bytes, profile
 from sd35m import build, micro_batch, use
 
 KL_WEIGHT = 1e-4
-Step = Callable[[], Any]
 
 
 class Bench:
@@ -163,58 +162,6 @@ class Bench:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def sync(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-def timed(bench: Bench, step: Step) -> tuple[float, float]:
-    """(ms until the device is done, ms until the host has queued everything)."""
-    bench.sync()
-    start = time.perf_counter()
-    step()
-    queued = time.perf_counter()
-    bench.sync()
-    done = time.perf_counter()
-    bench.clear()
-    return 1e3 * (done - start), 1e3 * (queued - start)
-
-
-def interleaved(bench: Bench, steps: dict[str, Step], repeats: int) -> dict[str, dict[str, float]]:
-    for step in steps.values():
-        timed(bench, step)
-        timed(bench, step)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
-            times[name].append(timed(bench, step))
-    return {
-        name: {
-            "ms": statistics.median(t for t, _ in rounds),
-            "ms_min": min(t for t, _ in rounds),
-            "ms_max": max(t for t, _ in rounds),
-            "host_ms": statistics.median(h for _, h in rounds),
-        }
-        for name, rounds in times.items()
-    }
-
-
-def peak_bytes(bench: Bench, make: Callable[[], Step]) -> int | None:
-    """Peak allocation of two steps in a row, from nothing but the model and the micro-batch."""
-    if bench.device.type != "cuda":
-        return None
-    bench.clear()
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    step = make()
-    for _ in range(2):
-        step()
-    bench.sync()
-    peak = torch.cuda.max_memory_allocated()
-    bench.clear()
-    return peak
-
 
 def gram_error(bench: Bench, k: int) -> dict[str, float]:
     """Two passes against K separate backwards, both in bf16: Gram and cosines."""
@@ -236,31 +183,6 @@ def _cosines(gram: Tensor) -> Tensor:
     return gram / norm[:, None] / norm
 
 
-def profile(bench: Bench, step: Step) -> None:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
-
-    activities = [ProfilerActivity.CPU]
-    if bench.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with record(activities=activities) as prof:
-        timed(bench, step)
-    events = prof.key_averages()
-
-    def device_us(event: Any) -> float:
-        return float(getattr(event, "self_device_time_total", 0.0))
-
-    def host_us(event: Any) -> float:
-        return float(event.self_cpu_time_total)
-
-    for title, cost in (("device", device_us), ("host", host_us)):
-        total = sum(cost(e) for e in events)
-        print(f"\n{title}: {total / 1e3:.1f} ms in all")
-        for event in sorted(events, key=cost, reverse=True)[:28]:
-            if cost(event) > 0:
-                print(f"{cost(event) / 1e3:9.2f} ms {event.count:6d} × {event.key[:100]}")
-
-
 def run(args: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     bench = Bench(args)
@@ -276,7 +198,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         steps[f"finish K={k}"] = bench.finish(jac)
     steps[f"retained K={small}"] = bench.retained(small)
     steps |= bench.components()
-    times = interleaved(bench, steps, args.repeats)
+    times = interleaved(steps, args.repeats, bench.device, bench.clear)
 
     m = args.kl_every
     plain = ((m - 1) * times["ordinary"]["ms"] + times["ordinary, with KL gradient"]["ms"]) / m
@@ -300,17 +222,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ratios[f"retained K={small} / ordinary"] = times[f"retained K={small}"]["ms"] / plain
 
     if args.profile:
-        profile(bench, steps[f"refresh K={small}"])
+        profile(steps[f"refresh K={small}"], bench.device)
+        bench.clear()
     # Free every accumulator before memory is measured, each variant alone.
     steps.clear()
     jacobians.clear()
-    memory: dict[str, Any] = {"ordinary": peak_bytes(bench, lambda: bench.ordinary(small, True))}
+    peak = partial(peak_bytes, device=bench.device, clear=bench.clear)
+    memory: dict[str, Any] = {"ordinary": peak(lambda: bench.ordinary(small, True))}
     for k in args.ks:
-        memory[f"refresh K={k}"] = peak_bytes(
-            bench, lambda k=k: bench.refresh(Jacobian(bench.model, k), False)
-        )
+        memory[f"refresh K={k}"] = peak(lambda k=k: bench.refresh(Jacobian(bench.model, k), False))
         memory[f"accumulators K={k}"] = 4 * k * bench.size
-    memory[f"retained K={small}"] = peak_bytes(bench, lambda: bench.retained(small))
+    memory[f"retained K={small}"] = peak(lambda: bench.retained(small))
     memory_ratios = {}
     for k in args.ks:
         if memory["ordinary"] is not None:

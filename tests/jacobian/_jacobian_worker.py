@@ -4,6 +4,8 @@ import torch
 import torch.distributed as dist
 from _jacobian_model import make_batch, tiny_sd3, trainable, two_pass, velocity
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from marble.jacobian import Jacobian
 from marble.objectives import NFT, mix
@@ -17,45 +19,44 @@ SAMPLES = 7
 
 
 def run(rank: int, world: int, folder: str) -> None:
+    """Three ranks under DDP; then the first two of them, as a group, under DDP and FSDP2."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world
     )
     torch.set_num_threads(1)
     try:
-        results = {"ddp": ddp_step(rank, world)}
-        if world == 2:
-            results["fsdp"] = fsdp_step(rank, world)
+        pair = dist.new_group([0, 1])
+        results = {"ddp 3": ddp_step(rank, None)}
+        if rank < 2:
+            results["ddp 2"] = ddp_step(rank, pair)
+            results["fsdp 2"] = fsdp_step(rank, pair)
         torch.save(results, f"{folder}/rank{rank}.pt")
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def ddp_step(rank: int, world: int) -> dict[str, Tensor]:
+def ddp_step(rank: int, group: dist.ProcessGroup | None) -> dict[str, Tensor]:
     model = tiny_sd3()
     batch = make_batch(model, SAMPLES, K)
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    return measure(rank, world, wrapped, batch, DDP[world])
+    wrapped = nn.parallel.DistributedDataParallel(model, process_group=group)
+    return measure(rank, group, wrapped, batch, DDP[dist.get_world_size(group)])
 
 
-def fsdp_step(rank: int, world: int) -> dict[str, Tensor]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
+def fsdp_step(rank: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
     model = tiny_sd3()
     batch = make_batch(model, SAMPLES, K)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = DeviceMesh.from_group(group, "cpu")
     for block in model.transformer_blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    results = measure(rank, world, model, batch, FSDP)
-    kinds = {type(p).__name__ for p in trainable(model)} | {
-        type(p.grad).__name__ for p in trainable(model)
-    }
+    results = measure(rank, group, model, batch, FSDP)
+    kinds = {type(x).__name__ for p in trainable(model) for x in (p, p.grad)}
     assert kinds == {"DTensor"}, kinds
     return results
 
 
-def measure(rank, world, model, batch, plan) -> dict[str, Tensor]:
+def measure(rank, group, model, batch, plan) -> dict[str, Tensor]:
     nft = NFT()
     start = sum(map(sum, plan[:rank]))
     results = {}
@@ -63,7 +64,7 @@ def measure(rank, world, model, batch, plan) -> dict[str, Tensor]:
     for name in ("rows", "rows of a second step"):
         jac.zero()
         two_pass(jac, batch, nft, plan[rank], start=start)
-        jac.reduce()
+        jac.reduce(group)
         results[name] = jac.rows.data[0].clone()
     assert all(p.grad is None for p in model.parameters())
     results["gram"] = jac.gram()
@@ -76,6 +77,7 @@ def measure(rank, world, model, batch, plan) -> dict[str, Tensor]:
     part = batch.part(slice(start, start + sum(plan[rank])))
     plus, minus = nft.sides(velocity(model, part), *part.sample())
     rho_plus, rho_minus = mix(C, part.r, part.valid, batch.valid.sum(1))
+    world = dist.get_world_size(group)
     (world * (rho_plus * plus + rho_minus * minus).sum()).backward()
     results["ordinary"] = flat_grad(model)
     return results
