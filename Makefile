@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-OUT    ?= runs/studio
 
 .PHONY: help install install-dev train test test-all check studio clean
 help:
@@ -29,13 +28,16 @@ install: $(VENV)/.train
 install-dev: $(VENV)/.dev
 
 train: install
-	$(BIN)/python examples/minimal_marble.py
+	$(BIN)/marble train studio
 
 test: install-dev
 	$(BIN)/python -m pytest -m "not slow"
 
 test-all: install-dev
 	$(BIN)/python -m pytest
+
+studio: install-dev
+	$(BIN)/python -m marble.studio.pretrain
 
 check: install-dev
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The façade over advantages, losses, K gradients and coefficients: what a training loop talks to."""
+"""What a training loop talks to: advantages, losses, K gradients, coefficients in one."""
 
 from marble.balance.balancer import Balancer
 from marble.balance.batch import Batch

@@ -157,7 +157,7 @@ class Balancer:
         cos = inner / np.maximum(norms * length, 1e-300)
         return summarise(np.clip(cos, -1, 1), norms > 0) if length > 0 else None
 
-    # -- what a plan asks ---------------------------------------------------------------------------
+    # -- what a plan asks -------------------------------------------------------------------
 
     def active(self, batch: Batch, step: int) -> np.ndarray:
         """The rewards that take part in this step."""
@@ -179,7 +179,7 @@ class Balancer:
             solution = self.harmoniser.cached(plan.step, active)
         return self._with_geometry(solution, gram, active)
 
-    # -- state --------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON; the gradient averages, which are tensors, are in `tensors`."""
@@ -197,7 +197,7 @@ class Balancer:
         if tensors:
             self.jacobian.load_state_dict({"ema": dict(tensors)})
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------
 
     def _gram(self, slots: tuple[int, int] | None = None, **options: Any) -> np.ndarray:
         return self.jacobian.gram(slots=slots, **options).numpy() / self.scale**2
@@ -263,7 +263,7 @@ def _weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> Tenso
 def _rule(
     method: str, names: Sequence[str], weights_K: Tensor, options: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any]]:
-    """The harmoniser's rule behind a method: gated and merged methods have fixed or uniform weights."""
+    """The harmoniser's rule behind a method; gated and merged ones have constant weights."""
     if method in MERGED or method == "fixed":
         return "fixed", {"weights": dict(zip(names, weights_K.tolist())), **(options or {})}
     if method in ("single", "dropout", "sequential"):

@@ -1,4 +1,4 @@
-"""Samples with everything the balance knows of them: advantages per reward, and their merged form."""
+"""Samples with all that the balance knows of them: advantages per reward, and merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One optimiser step under the balance: which backward each micro-batch takes, and the sum of them."""
+"""One optimiser step: which backward each micro-batch takes, and the sum of them."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class StepReport:
 
 
 class Plan:
-    """Made by `Balancer.begin_step`. Every process calls `backward` for its micro-batches, `finish` once.
+    """Made by `Balancer.begin_step`. A process calls `backward` for its micro-batches, then `finish`.
 
-    On ordinary steps a micro-batch takes one backward with the cached coefficients; on refresh steps
-    the first part of them (the probe, by default all) is recorded, two backwards each; then the
-    coefficients are solved and the rest follows with the fresh ones. The sum is exact either way.
+    On ordinary steps a micro-batch takes one backward with the cached coefficients. On refresh
+    steps the first part of them (the probe, by default all) is recorded, two backwards each; then
+    the coefficients are solved and the rest follows with the fresh ones. The sum is exact.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Plan:
         with torch.no_grad():
             finite = self._watch(v, v_old, x_t, x_0, t_B, index, noise).to(v.device)
             if not bool(finite.all()):
-                # The step will be skipped; its sums must stay in one piece until all processes agree.
+                # The step will be skipped; its sums must stay whole until all processes agree.
                 keep = finite.view(-1, *[1] * (v.dim() - 1))
                 P, N = torch.where(keep, P, 0.0), torch.where(keep, N, 0.0)
             extra = None

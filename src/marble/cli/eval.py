@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,18 +15,16 @@ from marble.cli.common import find_policy, print_json
 def evaluate(
     target: Annotated[str, typer.Argument(help="`base`, a run folder, or a LoRA.")],
     overrides: Annotated[
-        Optional[list[str]], typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
     ] = None,
     recipe: Annotated[
-        Optional[str], typer.Option(help="Recipe; default: studio, or the run's.")
+        str | None, typer.Option(help="Recipe; default: studio, or the run's.")
     ] = None,
     out: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option("--out", "-o", help="Folder for the pictures and their scores."),
     ] = None,
-    device: Annotated[
-        Optional[str], typer.Option(help="cpu or cuda; default: what is there.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Score held-out prompts with fixed seeds: every reward, with intervals and by source.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from marble.cli.common import print_json, split_overrides
 
 def recipes(
     words: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Show this recipe, resolved."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,

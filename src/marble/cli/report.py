@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,7 @@ import typer
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
     out: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option("--out", "-o", help="The page; default: report.html in the first run."),
     ] = None,
     watch: Annotated[bool, typer.Option(help="Write it anew while the run goes on.")] = False,

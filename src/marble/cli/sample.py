@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ def sample(
         "samples"
     ),
     recipe: Annotated[
-        Optional[str], typer.Option(help="Recipe of the model; default: studio, or the run's.")
+        str | None, typer.Option(help="Recipe of the model; default: studio, or the run's.")
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Seed of the first picture; the next ones count up.")
@@ -27,14 +27,12 @@ def sample(
         int, typer.Option("--count", "-n", min=1, help="Pictures of each prompt.")
     ] = 1,
     steps: Annotated[
-        Optional[int], typer.Option(min=1, help="Sampling steps; default: the recipe's.")
+        int | None, typer.Option(min=1, help="Sampling steps; default: the recipe's.")
     ] = None,
     scale: Annotated[
         int, typer.Option(min=1, help="Enlarge the PNGs so many times (nearest).")
     ] = 1,
-    device: Annotated[
-        Optional[str], typer.Option(help="cpu or cuda; default: what is there.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Draw pictures with a trained or an untouched model.

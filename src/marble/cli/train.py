@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,21 +14,17 @@ from marble.errors import MarbleError
 
 def train(
     words: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]...", help="A recipe (default: studio) and changes to it."
         ),
     ] = None,
-    out: Annotated[
-        Optional[Path], typer.Option(help="Run folder; default: runs/RECIPE-TIME.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-TIME.")] = None,
     resume: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(help="Go on with the run in this folder, exactly where it was."),
     ] = None,
-    device: Annotated[
-        Optional[str], typer.Option(help="cpu or cuda; default: what is there.")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
 ) -> None:
     """Train a model on all rewards of a recipe at once.
 

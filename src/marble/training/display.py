@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -104,7 +105,7 @@ def sparkline(values: list[float], width: int) -> str:
         return ""
     count = min(width, len(values))
     edges = [round(i * len(values) / count) for i in range(count + 1)]
-    means = [_mean(values[a:b]) for a, b in zip(edges, edges[1:])]
+    means = [_mean(values[a:b]) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     if high <= low:
         return BARS[0] * count

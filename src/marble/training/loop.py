@@ -26,7 +26,7 @@ from marble.training.setup import Parts
 
 
 class Trainer:
-    """Holds a run's state and takes its epochs. What is written down about it is `Recorder`'s work."""
+    """Holds a run's state and takes its epochs; writing about it is `Recorder`'s work."""
 
     def __init__(self, recipe: Recipe, parts: Parts, processes: Processes) -> None:
         self.recipe, self.parts, self.processes = recipe, parts, processes

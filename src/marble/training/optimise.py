@@ -96,7 +96,7 @@ def _micro_batch(
 
 
 def _levels(samples: list[Sample], sigmas: Tensor, settings: Settings, inner: int) -> Tensor:
-    """[timesteps, n]: for each sample some of the sampling noise levels, drawn without replacement."""
+    """[timesteps, n]: for each sample some of the sampling noise levels, none of them twice."""
     order = np.empty((settings.timesteps, len(samples)), dtype=np.int64)
     for i, sample in enumerate(samples):
         rng = np.random.default_rng([settings.seed, sample.index, inner, 0x71])

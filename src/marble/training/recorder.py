@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 class Recorder:
-    """Knows the run folder. On processes other than the main one it only takes part in collectives."""
+    """Knows the run folder. On other processes than the main one it only joins in collectives."""
 
     def __init__(self, recipe: Recipe, out: Path, processes: Processes, *, resuming: bool) -> None:
         self.recipe, self.path, self.processes = recipe, out, processes
@@ -67,7 +67,7 @@ class Recorder:
         )
         self._started = time.time()
 
-    # -- as the run goes ----------------------------------------------------------------------------
+    # -- as the run goes --------------------------------------------------------------------
 
     def begin(self, trainer: Trainer, say: Say) -> None:
         """Before the first step: the untouched model on the held-out prompts."""
@@ -83,7 +83,7 @@ class Recorder:
         self._trackers.log(row["step"], row)
 
     def epoch(self, trainer: Trainer, steps: int, stopping: bool, seconds: float, say: Say) -> None:
-        """After an epoch of `steps` optimiser steps: what is due of samples, evaluation, checkpoint."""
+        """After an epoch of `steps` optimiser steps: samples, evaluation, checkpoint, as due."""
         recipe, step = self.recipe, trainer.step
         last = trainer.finished
 
@@ -131,7 +131,7 @@ class Recorder:
                 getattr(self, part).close()
         self._folder.close()
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------
 
     def _evaluate(self, trainer: Trainer, policy: str, say: Say) -> None:
         adapter, parts, recipe = trainer.adapter, trainer.parts, self.recipe

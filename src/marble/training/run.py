@@ -36,7 +36,7 @@ def train(
     device: str | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Trains as `recipe` says, into `out`. With `resume`, goes on from its newest whole checkpoint."""
+    """Trains as `recipe` says, into `out`; with `resume`, on from its newest whole checkpoint."""
     processes = Processes(device)
     console = console or Console(stderr=True, quiet=not processes.is_main)
     try:

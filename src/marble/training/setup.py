@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run. What can be checked cheaply is checked before anything loads."""
+"""From a recipe to the parts of a run; what can be checked cheaply is, before anything loads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def build_adapter(recipe: Recipe, device: torch.device) -> Adapter:
 
 
 def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, RewardSet | None]:
-    """The rewards trained on, and those only measured. One instance serves training and evaluation."""
+    """The rewards trained on, and those only measured; one instance for training and evaluation."""
     sets = []
     for group in (recipe.rewards.train, recipe.rewards.heldout):
         members = {
@@ -143,7 +143,7 @@ def _ranges(recipe: Recipe) -> list[tuple[float, float]]:
         span = load_reward(entry.reward, **entry.options).range
         if not all(map(math.isfinite, span)):
             raise MarbleError(
-                f"balance.progress.units=range: reward '{entry.name}' declares no range; use units=std"
+                f"balance.progress.units: reward '{entry.name}' declares no range; use std"
             )
         ranges.append(span)
     return ranges

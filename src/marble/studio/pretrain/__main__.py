@@ -1,7 +1,8 @@
 """`python -m marble.studio.pretrain`: makes the studio's weights from nothing (`make studio`).
 
-Stages: pictures → autoencoder → generator (one process), reward models (another, on the same GPU),
-then the acceptance table. About 12 minutes on an H200; `--smoke` runs every line in two minutes on a CPU.
+Pictures, autoencoder and generator come from one process, the reward models (with their
+acceptance table) from a second one on the same GPU. Ten minutes on an H200; `--smoke` runs every line, tiny, on
+a CPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """Trains the studio's generator: an MMDiT and its three text encoders, jointly, by flow matching.
 
-Everything is a stock class, so the result is an ordinary `StableDiffusion3Pipeline`. Two choices are
-the studio's own. Captions of the training set are *sloppy* (see `world`), which gives the base model
-the headroom that Stable Diffusion has without guidance. And the prompt reaches the model through the
-CLIP encoders; the T5 is one small layer that SD3 wants to see. Most steps give it two tokens, some the
-256 that diffusers asks for by default, so that the model draws well either way, and fast with two.
+Everything is a stock class, so the result is an ordinary `StableDiffusion3Pipeline`. Two choices
+are the studio's own. Captions of the training set are *sloppy* (see `world`), which gives the base
+model the headroom that Stable Diffusion has without guidance. And the prompt reaches the model
+through the CLIP encoders; the T5 is one small layer that SD3 wants to see. Most steps give it two
+tokens, some the 256 that diffusers asks for by default, so that the model draws well either way,
+and fast with two.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +69,7 @@ def new_t5(vocabulary: int) -> T5EncoderModel:
 
 
 def new_transformer(width: int = 160, layers: int = 5) -> SD3Transformer2DModel:
-    """SD3.5's transformer (RMS-normed queries and keys, dual attention in the first layer), small."""
+    """SD3.5's transformer (RMS-normed queries, dual attention in the first layer), small."""
     return SD3Transformer2DModel(
         sample_size=8,
         patch_size=1,
@@ -115,7 +118,7 @@ class Generator(nn.Module):
 
 
 def _resize(ids: Tensor, length: int) -> Tensor:
-    """What the tokenizer gives for another maximal length: padded with, or cut and closed by, EOS."""
+    """What the tokenizer gives for another maximal length: padded with EOS, or cut."""
     if length >= ids.shape[1]:
         return F.pad(ids, (0, length - ids.shape[1]), value=1)
     return F.pad(ids[:, : length - 1], (0, 1), value=1)
@@ -188,7 +191,7 @@ def sample_latents(
     shift: float = 1.0,
     batch: int = 512,
 ) -> Tensor:
-    """Euler on the flow, without guidance; only to look at progress. The product samples elsewhere."""
+    """Euler on the flow, no guidance; only to look at progress. The product samples elsewhere."""
     device, parts = ids.device, []
     sigmas = torch.linspace(1, 1 / 1000, steps, device=device)
     sigmas = torch.cat([shift * sigmas / (1 + (shift - 1) * sigmas), sigmas.new_zeros(1)])
@@ -196,7 +199,7 @@ def sample_latents(
     for start in range(0, len(ids), batch):
         part = ids[start : start + batch]
         x = torch.randn(len(part), 16, 8, 8, generator=generator).to(device)
-        for now, after in zip(sigmas[:-1], sigmas[1:]):
+        for now, after in pairwise(sigmas):
             with autocast(device):
                 v = model(x, now.expand(len(part)), part)
             x = x + (after - now) * v.float()

@@ -33,8 +33,8 @@ def save_pipeline(
 
 
 def _make_portable(folder: Path) -> None:
-    """Tokenizers under the class name that every transformers has, and text encoders that open in
-    fp32 like the rest (transformers would otherwise follow the stored fp16, which a CPU cannot run)."""
+    """Tokenizers under the class name that every transformers has, and text encoders that open
+    in fp32 like the rest (transformers would follow the stored fp16, which a CPU cannot run)."""
     public = "PreTrainedTokenizerFast"
     for part in ("", "_2", "_3"):
         _update(folder / f"tokenizer{part}/tokenizer_config.json", {"tokenizer_class": public})

@@ -1,4 +1,4 @@
-"""Trains the studio's autoencoder: 64×64×3 pictures ↔ 8×8×16 latents, sharp enough to read signs."""
+"""Trains the studio's autoencoder: 64×64×3 pictures ↔ 8×8×16 latents; signs stay readable."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reconstruction_loss(x_hat: Tensor, x: Tensor) -> Tensor:
 def train_vae(
     images: Tensor, device: torch.device, budget: Budget, *, batch: int = 256, kl: float = 3e-4
 ) -> AutoencoderKL:
-    """Trains on uint8 `images` [n, 3, 64, 64]; returns it with scale and shift of its latents set."""
+    """Trains on uint8 `images` [n, 3, 64, 64]; sets scale and shift of its latents."""
     vae = new_vae().to(device).to(memory_format=torch.channels_last).train()
     optimiser = torch.optim.AdamW(vae.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-4)
     average = WeightAverage([vae], decay=0.998)
