@@ -149,6 +149,21 @@ def test_bf16_autocast_is_no_worse_than_separate_bf16_backwards():
     assert ours_mean <= 1.01 * separate_mean
 
 
+def test_backward_called_under_autocast_is_not_rounded():
+    model = tiny_sd3(torch.float32)
+    batch = make_batch(model, 4, 3)
+    rows = []
+    for enabled in (False, True):
+        jac = Jacobian(model, 3)
+        with torch.autocast("cpu", torch.bfloat16), jac.recording():
+            v = velocity(model, batch)
+        P, N = NFT().cotangents(v, *batch.sample())
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            jac.backward(v, P, N, batch.r, weights(batch))
+        rows.append(jac.rows.data[0])
+    assert torch.equal(*rows)
+
+
 def test_plain_linear_layers_shared_weights_and_unused_layers():
     torch.manual_seed(0)
 

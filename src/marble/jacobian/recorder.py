@@ -71,8 +71,10 @@ class Recorder:
 
         self._on_grad = count
         try:
-            if v.requires_grad and probes:
-                torch.autograd.backward(v, cotangent, retain_graph=retain, inputs=probes)
+            # A caller's autocast must not reach the fp32 sums of the per-sample gradients.
+            with torch.autocast(v.device.type, enabled=False):
+                if v.requires_grad and probes:
+                    torch.autograd.backward(v, cotangent, retain_graph=retain, inputs=probes)
         finally:
             self._on_grad = None
         if not reached:
