@@ -102,6 +102,6 @@ def test_the_names():
         "studio-clip2",
         "studio-realism",
     ]
-    real = {"clipscore", "pickscore", "aesthetic", "geneval"}
+    real = {"clipscore", "pickscore", "aesthetic", "hpsv2", "geneval"}
     for name in real:  # real names belong to real checkpoints
         assert not REGISTRY[name].options()

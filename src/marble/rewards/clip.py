@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 from marble.errors import MarbleError
 from marble.rewards.base import Reward
+from marble.rewards.openclip import load_openclip
 from marble.rewards.preprocess import Preprocess
-from marble.rewards.weights import local_folder
+from marble.rewards.weights import local_folder, local_weights, quiet_loading
 
 
 class ClipEncoder:
@@ -121,7 +122,8 @@ def load_clip(
     """The encoder of a checkpoint folder or hub id, shared between all who ask for the same one.
 
     ``processor`` names where tokenizer and preprocessing come from when the checkpoint itself
-    does not carry them (PickScore).
+    does not carry them (PickScore); a checkpoint that is a single ``.pt`` file of open_clip's
+    (HPSv2) takes its configuration from there as well.
     """
     from transformers import AutoTokenizer, CLIPModel
 
@@ -130,13 +132,21 @@ def load_clip(
     with _lock:
         encoder = _shared.get(key)
         if encoder is None:
-            folder = local_folder(path, revision)
-            extras = local_folder(processor, None, weights=False) if processor else folder
+            place = local_weights(path, revision)
+            if place.is_file() and processor is None:
+                raise MarbleError(f"{place} is a bare file: give its base model as `processor:`")
+            extras = local_folder(processor, None, weights=False) if processor else place
             try:
-                model = CLIPModel.from_pretrained(folder, dtype=dtype)
+                if place.is_file():
+                    model = load_openclip(place, extras, dtype)
+                else:
+                    with quiet_loading():
+                        model = CLIPModel.from_pretrained(place, dtype=dtype)
                 tokenizer = AutoTokenizer.from_pretrained(extras)
+            except MarbleError:
+                raise
             except Exception as error:
-                raise MarbleError(f"cannot load the CLIP model in {folder}: {error}") from error
+                raise MarbleError(f"cannot load the CLIP model in {place}: {error}") from error
             preprocess = Preprocess.from_folder(extras)
             encoder = ClipEncoder(
                 model, tokenizer, preprocess, device=device, dtype=dtype, batch_size=batch_size

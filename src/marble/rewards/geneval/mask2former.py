@@ -15,7 +15,7 @@ from marble.rewards.clip import as_dtype
 from marble.rewards.geneval.coco import COCO_CLASSES
 from marble.rewards.geneval.detectors import Detections
 from marble.rewards.geneval.rules import CONFIDENCE
-from marble.rewards.weights import local_folder
+from marble.rewards.weights import local_folder, quiet_loading
 
 HUB_ID = "facebook/mask2former-swin-small-coco-instance"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -44,7 +44,10 @@ class Mask2FormerDetector:
         folder = local_folder(path or HUB_ID, revision)
         self.dtype = as_dtype(dtype)
         try:
-            model = Mask2FormerForUniversalSegmentation.from_pretrained(folder, dtype=self.dtype)
+            with quiet_loading():
+                model = Mask2FormerForUniversalSegmentation.from_pretrained(
+                    folder, dtype=self.dtype
+                )
         except Exception as error:
             raise MarbleError(f"cannot load the detector in {folder}: {error}") from error
         if model.config.num_labels != len(COCO_CLASSES):
