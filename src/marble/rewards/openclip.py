@@ -67,7 +67,7 @@ def load_openclip(file: Path, config_folder: Path, dtype: torch.dtype) -> Any:
 
     try:
         raw = torch.load(file, map_location="cpu", weights_only=True)
-        model = CLIPModel(CLIPConfig.from_pretrained(config_folder))
+        model: Any = CLIPModel(CLIPConfig.from_pretrained(config_folder))
         model.load_state_dict(to_transformers(raw.get("state_dict", raw)))
     except Exception as error:
         raise MarbleError(f"cannot load the CLIP model in {file}: {error}") from error
