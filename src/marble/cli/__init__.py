@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from marble.cli import bench, compare, doctor, eval, recipes, report, sample, train
+from marble.cli import bench, compare, doctor, eval, recipes, report, sample, study, train
 from marble.errors import MarbleError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("eval")(eval.evaluate)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("sample")(sample.sample)
+app.command("study")(study.study)
 app.command("recipes")(recipes.recipes)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
