@@ -108,6 +108,8 @@ def test_one_reward_and_no_evaluation(tmp_path: Path) -> None:
     assert judge(read_run(one)).headline.startswith("The one reward, ocr, improved: +")
     (one / "evals.jsonl").unlink()
     assert "has not been evaluated yet" in judge(read_run(one)).headline
+    (one / "metrics.jsonl").unlink()
+    assert judge(read_run(one)).headline.startswith("Nothing has been logged yet")
     base_only = make_run(tmp_path / "base", Spec(steps=20, eval_every=99))
     assert "Only the base model" in judge(read_run(base_only)).headline
 

@@ -45,13 +45,13 @@ def study(
         say=lambda line: typer.echo(line, err=True),
     )
     table = study_table(plan, folder)
-    files = write_tables(table, folder)
+    files: list[Path] = [*write_tables(table, folder)]
     if page:
         import marble.report
 
         first = {cell.name: cell for cell in reversed(plan.cells)}
         runs = [folder / first[name].folder for name in plan.names]
-        files += (marble.report.write(runs, folder / "report.html"),)
+        files.append(marble.report.write(runs, folder / "report.html"))
     if as_json:
         print_json(plain(table))
     else:

@@ -38,10 +38,9 @@ class Jacobian:
 
     **Several processes.** Build it on the wrapped model, after DDP or FSDP2's ``fully_shard``.
     Every rank accumulates its own micro-batches (no gradient is synchronised) and `reduce` sums
-    once. Under FSDP2 base and LoRA may be sharded in any arrangement; the accumulators are not:
-    each rank holds K full LoRA-size rows, and `write_grad` writes each its shard. As always with
-    FSDP, ranks must run equally many micro-batches. Parameters offloaded to the CPU are not
-    supported.
+    once. Under FSDP2, ``fully_shard`` every block and the root, LoRA included; the accumulators
+    are not sharded: each rank holds K full LoRA-size rows, and `write_grad` gives it its shard.
+    As always with FSDP, ranks must run equally many micro-batches. CPU offload is not supported.
 
     **Compiled models.** Give `recording` the batch size. Compiled parts *without* LoRA layers
     need ``torch._functorch.config.donated_buffer = False`` before they are first compiled.

@@ -57,13 +57,13 @@ def mean(values: ArrayLike) -> float:
 
 
 def figure(value: float, like: float | None = None) -> str:
-    """A number with digits that suit its size (or the size of `like`): 0.412, 21.3, −1.90."""
+    """A number with digits that suit its size (or the size of `like`): 0.412, 21.35, 0.0012."""
     if not math.isfinite(value):
         return "–"
     size = abs(value if like is None or not math.isfinite(like) else like)
     digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
     if 0 < size < 0.01:
-        digits = 4
+        digits = min(8, 1 - math.floor(math.log10(size)))
     text = f"{value:.{digits}f}"
     if float(text) == 0:
         text = text.lstrip("-")

@@ -118,7 +118,9 @@ def _candidates(run: Run, seen: dict[int, dict[str, Floats]]) -> list[Candidate]
 
 
 def _no_verdict(run: Run) -> str:
-    if run.base is None and not run.trained:
+    if not run.evals and not run.step:
+        return "Nothing has been logged yet: no step is done and no evaluation made."
+    if not run.evals:
         return "This run has not been evaluated yet; the curves below come from training pictures."
     if run.base is None:
         return "The base model was not evaluated, so there is nothing to compare with."

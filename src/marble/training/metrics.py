@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Trackers:
 
     def __init__(
         self,
-        names: list[str],
+        names: Sequence[str],
         folder: Path,
         project: str,
         run: str,

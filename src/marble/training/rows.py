@@ -45,8 +45,8 @@ def step_row(
         "harmony_applied": applied,
         "harmony_sum": report.harmony_sum,
     }
-    for group, values in groups.items():
-        for key, value in (values or {}).items():
+    for group, found in groups.items():
+        for key, value in (found or {}).items():
             row[f"{group}/{key}"] = value
     if report.gap is not None:
         row["qp/gap"] = report.gap

@@ -35,7 +35,7 @@ const runSymbol = (index) => ["circle", "square", "diamond", "triangle-up", "cro
 const number = (value) => {
   if (value == null || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  const digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 ? 2 : size > 0 && size < 0.01 ? 4 : 3;
+  const digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 1 ? 2 : size > 0 && size < 0.01 ? Math.min(8, 1 - Math.floor(Math.log10(size))) : 3;
   return value.toFixed(digits).replace("-", "−");
 };
 const signed = (value) => (value > 0 ? "+" : "") + number(value);
@@ -44,7 +44,7 @@ function axis(title, extra = {}) {
   return {
     title: { text: title, font: { size: 12, color: css("--muted") }, standoff: 8 },
     gridcolor: css("--grid"), linecolor: css("--line"), zerolinecolor: css("--line"),
-    tickfont: { size: 11, color: css("--muted") }, automargin: true, fixedrange: coarse.matches, ...extra,
+    tickfont: { size: 11, color: css("--muted") }, automargin: true, fixedrange: coarse.matches, exponentformat: "power", ...extra,
   };
 }
 
