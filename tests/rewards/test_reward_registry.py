@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from _tiny_clip import new_tiny_clip
 
 from marble.errors import MarbleError
-from marble.rewards import REGISTRY, RewardSet, load, names
+from marble.rewards import REGISTRY, RewardSet, check, load, names
 
 IMAGES = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
 METADATA = [{"source": "general"}] * 2
@@ -105,3 +106,22 @@ def test_the_names():
     real = {"clipscore", "pickscore", "aesthetic", "hpsv2", "geneval"}
     for name in real:  # real names belong to real checkpoints
         assert not REGISTRY[name].options()
+
+
+def test_check_finds_what_is_there_without_loading(own, tmp_path):
+    folder = new_tiny_clip(tmp_path / "clip")
+    (folder / "model.safetensors").unlink()  # nothing is read, so this goes unnoticed
+    assert str(folder) in check("clipscore", path=folder)
+    assert "rec" in check("ocr")
+    assert check(f"{own}:Constant") == "needs no weights"
+    assert "lightness" in check(f"{own}:lightness")
+
+
+@pytest.mark.parametrize("name", ["clipscore", "pickscore", "hpsv2", "aesthetic", "geneval"])
+def test_check_says_how_to_fetch_what_is_missing(name, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(MarbleError, match="not on this machine; fetch it with `hf download"):
+        check(name)
+    with pytest.raises(MarbleError, match="does not exist"):
+        check(name, path=tmp_path / "absent", head=__file__, clip=tmp_path)

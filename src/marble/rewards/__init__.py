@@ -6,7 +6,7 @@ scores_KN = RewardSet([load("studio-clip"), load("ocr", sources=["ocr"])]).score
 """
 
 from marble.rewards.base import FunctionReward, Reward, RewardLike, as_reward
-from marble.rewards.registry import REGISTRY, load, names
+from marble.rewards.registry import REGISTRY, check, load, names
 from marble.rewards.set import Outcome, RewardSet
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "RewardLike",
     "RewardSet",
     "as_reward",
+    "check",
     "load",
     "names",
 ]

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata
 from marble.rewards.clip import ClipReward
+from marble.rewards.weights import present
 
 
 class AestheticHead(nn.Module):
@@ -90,7 +92,7 @@ class Aesthetic(ClipReward):
     head_hub = ("trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth")
 
     def __init__(
-        self, path: str | Path | None = None, *, head: str | Path | None = None, **options
+        self, path: str | Path | None = None, *, head: str | Path | None = None, **options: Any
     ) -> None:
         super().__init__(path, **options)
         self.head = load_head(Path(head) if head else self._published_head())
@@ -100,6 +102,18 @@ class Aesthetic(ClipReward):
                 f"the aesthetic head takes embeddings of {self.head.layers[0].in_features}, "
                 f"this CLIP gives {self.encoder.width}: they do not belong together"
             )
+
+    @classmethod
+    def check(
+        cls,
+        path: str | Path | None = None,
+        revision: str | None = None,
+        processor: str | Path | None = None,
+        head: str | Path | None = None,
+        **options: Any,
+    ) -> str:
+        present(head or "/".join(cls.head_hub))
+        return super().check(path, revision, processor)
 
     def _published_head(self) -> Path:
         from huggingface_hub import hf_hub_download

@@ -58,6 +58,11 @@ class Reward:
     def score(self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]) -> Scores:
         raise NotImplementedError
 
+    @classmethod
+    def check(cls, **options: Any) -> str:
+        """What the reward would run on, found without loading it; an error says what is missing."""
+        return "needs no weights"
+
     def to(self, device: str | torch.device) -> Reward:
         """Move the reward's model, if it has one."""
         return self

@@ -14,7 +14,7 @@ from marble.errors import MarbleError
 from marble.rewards.base import Reward
 from marble.rewards.openclip import load_openclip
 from marble.rewards.preprocess import Preprocess
-from marble.rewards.weights import local_folder, local_weights, quiet_loading
+from marble.rewards.weights import local_folder, local_weights, present, quiet_loading
 
 
 class ClipEncoder:
@@ -202,6 +202,21 @@ class ClipReward(Reward):
         self.encoder = load_clip(device=device, **self._options)
         if name is not None:
             self.name = name
+
+    @classmethod
+    def check(
+        cls,
+        path: str | Path | None = None,
+        revision: str | None = None,
+        processor: str | Path | None = None,
+        **options: Any,
+    ) -> str:
+        if path is None:
+            path, revision = cls.default_path, revision or cls.default_revision
+            processor = processor or cls.default_processor
+        if processor is not None:
+            present(processor)
+        return f"weights in {present(path, revision)}"
 
     def to(self, device: str | torch.device) -> ClipReward:
         if torch.device(device) != self.encoder.device:

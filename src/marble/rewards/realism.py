@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata, Reward
 from marble.rewards.convnet import Residual, as_input, conv, read_folder, write_folder
+from marble.rewards.weights import present
 
 
 class RealismNet(nn.Module):
@@ -63,6 +65,10 @@ class Realism(Reward):
         self.batch_size = batch_size
         if name is not None:
             self.name = name
+
+    @classmethod
+    def check(cls, *, path: str | Path = "", **options: Any) -> str:
+        return f"weights in {present(path)}"
 
     @staticmethod
     def save(model: RealismNet, folder: str | Path) -> None:

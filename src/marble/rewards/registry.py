@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from marble.errors import MarbleError
-from marble.rewards.base import RewardLike, as_reward
+from marble.rewards.base import Reward, RewardLike, as_reward
 from marble.rewards.options import construct
 from marble.rewards.weights import studio_folder
 
@@ -83,23 +83,39 @@ def load(reward: str, /, *, sources: Iterable[str] | None = None, **options: Any
 
     >>> load("ocr", engine="ppocr-rec", sources=["ocr"])  # doctest: +SKIP
     """
-    if reward in REGISTRY:
-        entry = REGISTRY[reward]
-        target = _resolve(entry.target)
-        options = {"name": reward, **entry.options(), **options}
-        built = construct(target, options, f"reward {reward}")
-    elif ":" in reward:
+    built: Any
+    if ":" in reward:
         built = _load_own(reward, options)
     else:
-        near = difflib.get_close_matches(reward, REGISTRY, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise MarbleError(
-            f"unknown reward {reward!r}{hint} Built in: {', '.join(names())}. Your own: "
-            "package.module:callable or file.py:callable"
-        )
+        entry = _entry(reward)
+        options = {"name": reward, **entry.options(), **options}
+        built = construct(_resolve(entry.target), options, f"reward {reward}")
     if sources is not None:
         built.sources = frozenset([sources] if isinstance(sources, str) else sources)
     return built
+
+
+def check(reward: str, /, **options: Any) -> str:
+    """What a reward would run on, without loading it; a ``MarbleError`` says what is missing."""
+    if ":" in reward:
+        target = _resolve(reward)
+    else:
+        entry = _entry(reward)
+        target, options = _resolve(entry.target), {**entry.options(), **options}
+    if inspect.isclass(target) and issubclass(target, Reward):
+        return target.check(**options)
+    return f"your {reward}"
+
+
+def _entry(reward: str) -> Entry:
+    if reward in REGISTRY:
+        return REGISTRY[reward]
+    near = difflib.get_close_matches(reward, REGISTRY, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise MarbleError(
+        f"unknown reward {reward!r}{hint} Built in: {', '.join(names())}. Your own: "
+        "package.module:callable or file.py:callable"
+    )
 
 
 def _load_own(reward: str, options: dict[str, Any]) -> RewardLike:

@@ -14,6 +14,7 @@ from marble.rewards.base import Metadata, Reward
 from marble.rewards.geneval.detectors import ColorClassifier, Detections, Detector
 from marble.rewards.geneval.rules import TAGS, Verdict, judge
 from marble.rewards.options import construct
+from marble.rewards.weights import present
 
 
 class GenEval(Reward):
@@ -48,6 +49,24 @@ class GenEval(Reward):
         self.detector, self.colors = detector, colors
         if name is not None:
             self.name = name
+
+    @classmethod
+    def check(
+        cls,
+        detector: Detector | str = "mask2former",
+        *,
+        path: str | Path | None = None,
+        revision: str | None = None,
+        clip: str | Path | None = None,
+        **options: Any,
+    ) -> str:
+        if detector == "mask2former":
+            from marble.rewards.clipscore import CLIPScore
+            from marble.rewards.geneval.mask2former import HUB_ID
+
+            CLIPScore.check(path=clip)
+            path = path or HUB_ID
+        return f"detector in {present(path or '', revision)}"
 
     def applies(self, metadata: Metadata) -> bool:
         return metadata.get("tag") in TAGS and "include" in metadata

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,18 @@ class OCR(Reward):
             raise MarbleError("this OCR engine gives no probabilities: dense needs ppocr")
         if name is not None:
             self.name = name
+
+    @classmethod
+    def check(cls, engine: str | Engine = "ppocr", **options: Any) -> str:
+        if isinstance(engine, str) and engine.startswith("ppocr"):
+            from marble.rewards.ocr.ppocr import model_file
+
+            if find_spec("onnxruntime") is None:
+                raise MarbleError('needs onnxruntime: pip install "marble-rl[rewards]"')
+            return f"{engine} with {model_file('*rec*.onnx').name}"
+        if engine == "tesseract" and find_spec("tesserocr") is None:
+            raise MarbleError("the tesseract engine needs tesserocr: pip install tesserocr")
+        return f"engine {engine}"
 
     def applies(self, metadata: Metadata) -> bool:
         """By the prompt, where the metadata carry it; :meth:`score` gives NaN without a target."""
