@@ -82,7 +82,7 @@ def test_ten_thousand_random_prompts_never_raise():
         assert np.isnan(score) or 0 <= score <= 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.text(), st.text())
 def test_any_text_has_a_score(a, b):
     assert normalise(normalise(a)) == normalise(a)

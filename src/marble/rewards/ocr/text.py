@@ -69,8 +69,10 @@ def _closing(prompt: str, start: int) -> int | None:
 
 def normalise(text: str) -> str:
     """Compatibility form, without case and without white space."""
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return "".join(folded.split())
+    for _ in range(2):  # folding, and closing up the gaps, can make new compositions
+        text = unicodedata.normalize("NFKC", text).casefold()
+        text = "".join(unicodedata.normalize("NFKC", text).split())
+    return unicodedata.normalize("NFKC", text)
 
 
 def edit_distance(a: str, b: str) -> int:
