@@ -82,13 +82,13 @@ def test_ten_thousand_random_prompts_never_raise():
         assert np.isnan(score) or 0 <= score <= 1
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.text(), st.text())
 def test_any_text_has_a_score(a, b):
     assert normalise(normalise(a)) == normalise(a)
     if normalise(a):
         assert 0 <= match_score(a, b) <= 1
-        assert match_score(a, b + a + b) == 1
+        assert match_score(a, f"|{a}|") == 1
 
 
 def slow_distance(a, b):
