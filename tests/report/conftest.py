@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,34 +78,51 @@ def browser(chromium: str) -> Iterator[object]:
         launched.close()
 
 
-@pytest.fixture
-def open_page(browser) -> Iterator[Callable]:  # type: ignore[no-untyped-def]
-    """Open a report; the test fails on any console error or any request beyond the file itself."""
-    contexts, troubles = [], []
+class Opener:
+    """Opens reports; `close` fails on any console error or request beyond the file itself."""
 
-    def opened(file: Path, width: int = 1280, height: int = 900, scheme: str = "light"):  # type: ignore[no-untyped-def]
-        context = browser.new_context(
+    def __init__(self, browser) -> None:  # type: ignore[no-untyped-def]
+        self.browser, self.contexts, self.troubles = browser, [], []
+
+    def __call__(self, file: Path, width: int = 1280, height: int = 900, scheme: str = "light"):  # type: ignore[no-untyped-def]
+        context = self.browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme=scheme,
             reduced_motion="reduce",
         )
-        contexts.append(context)
+        self.contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda m: m.type == "error" and troubles.append(m.text))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on(
-            "request",
-            lambda r: r.url.startswith(("file:", "data:", "blob:")) or troubles.append(r.url),
-        )
+        page.on("console", lambda m: m.type == "error" and self.troubles.append(m.text))
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("request", self._check)
         page.goto(file.resolve().as_uri())
         page.wait_for_selector("html[data-ready]")
         return page
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert not troubles
+    def _check(self, request) -> None:  # type: ignore[no-untyped-def]
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            self.troubles.append(request.url)
+
+    def close(self) -> None:
+        for context in self.contexts:
+            context.close()
+        assert not self.troubles
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator[Opener]:  # type: ignore[no-untyped-def]
+    opener = Opener(browser)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture(scope="module")
+def desk(browser, pages: dict[str, Path]) -> Iterator[object]:  # type: ignore[no-untyped-def]
+    """One page of one run, opened once for the tests that only use its controls."""
+    opener = Opener(browser)
+    yield opener(pages["one"], scheme="dark")
+    opener.close()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:  # type: ignore[no-untyped-def]

@@ -28,8 +28,8 @@ def test_every_chart_is_drawn(open_page, pages, name: str, charts: int) -> None:
     assert len(widths) > 20 and min(widths) > 0
 
 
-def test_sliders_work_by_mouse_and_keyboard(open_page, pages) -> None:
-    page = open_page(pages["one"])
+def test_sliders_work_by_mouse_and_keyboard(desk) -> None:
+    page = desk
     for chart in ("cosines", "advantages"):
         cells = f"document.getElementById('{chart}').data[0].z"
         slider, label = page.locator(f"#{chart}-slider"), page.locator(f"#{chart}-at")
@@ -46,8 +46,8 @@ def test_sliders_work_by_mouse_and_keyboard(open_page, pages) -> None:
         assert slider.get_attribute("aria-valuetext") == f"step {label.inner_text()}"
 
 
-def test_pictures_sort_and_filter(open_page, pages) -> None:
-    page = open_page(pages["one"])
+def test_pictures_sort_and_filter(desk) -> None:
+    page = desk
 
     def shown(reward: str) -> list[float]:
         lines = page.locator("#picture-list .scores li", has_text=reward).all_inner_texts()
@@ -75,8 +75,8 @@ def test_pictures_sort_and_filter(open_page, pages) -> None:
     assert page.locator("#picture-list > li").count() == 24
 
 
-def test_theme_by_click_and_keyboard(open_page, pages) -> None:
-    page = open_page(pages["one"], scheme="dark")
+def test_theme_by_click_and_keyboard(desk) -> None:
+    page = desk
     theme = "document.documentElement.dataset.theme"
     ink = "document.querySelector('#alpha svg .xtick text').style.fill"
     assert page.evaluate(theme) == "dark"
@@ -90,8 +90,8 @@ def test_theme_by_click_and_keyboard(open_page, pages) -> None:
     assert page.evaluate(theme) == "dark" and page.evaluate(ink) == dark_ink
 
 
-def test_chips_hide_and_show_a_reward(open_page, pages) -> None:
-    page = open_page(pages["one"])
+def test_chips_hide_and_show_a_reward(desk) -> None:
+    page = desk
     names = "document.getElementById('alpha').data.map(t => t.name)"
     assert page.evaluate(names) == list(REWARDS)
     page.click("[data-chip=clip]")
