@@ -122,7 +122,8 @@ def train_clip(
         clean, wrong = mild(train.clean(index)), mild(train.wrong(index))
         n, few = len(index), max(1, len(index) // 4)
         severity = torch.rand(few, device=device)
-        bad = spoil(clean[:few], severity, disturb)
+        # The autoencoder costs as much as the towers: not every step.
+        bad = spoil(clean[:few], severity, disturb if step % 4 == 0 else None)
         with autocast(device):
             embedded = image_embeddings(model, torch.cat([clean, wrong, bad]))
             texts = text_embeddings(model, train.ids[index])
