@@ -43,6 +43,9 @@ def make_rollout(
 ) -> Rollout:
     """Samples under `policy`. With a `pool`, a batch is scored while the next one is drawn."""
     started = time.perf_counter()
+    # All prompts at once: encoders that wait in main memory come to the device a single time.
+    if samples:
+        adapter.encode(list(dict.fromkeys(s.prompt.text for s in samples)))
     latents: list[Tensor] = []
     images: list[Tensor] = []
     scores: list[Future[np.ndarray] | np.ndarray] = []
