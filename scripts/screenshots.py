@@ -2,51 +2,56 @@
 
     python scripts/screenshots.py report.html [more.html …] --out docs/img [--name studio]
 
-Each page gives NAME-verdict.png, NAME-training.png, … (one a section), NAME-dark.png and
-NAME-phone.png. Needs playwright and Debian's chromium.
+Each page gives NAME-page.png, one file a section (NAME-verdict.png, NAME-training.png, …),
+NAME-dark.png and NAME-phone.png. Needs playwright and Debian's chromium.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from PIL import Image
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 ARGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
-DESKTOP = {"width": 1280, "height": 900}
-PHONE = {"width": 390, "height": 844}
+DESKTOP = ViewportSize(width=1280, height=900)
+PHONE = ViewportSize(width=390, height=844)
+TALLEST = 1600
+"""Pixels of a section that are kept; the rest of a long one repeats itself."""
+UNPINNED = ".top, .chips { position: static !important; }"
 
 
 def shoot(page: Page, html: Path, out: Path, name: str) -> list[Path]:
     """All screenshots of one report page; returns the files written."""
-    made: list[Path] = []
+    made = []
 
-    def take(label: str, **options: object) -> None:
+    def keep(label: str, png: bytes) -> None:
         file = out / f"{name}-{label}.png"
-        page.screenshot(path=str(file), **options)  # type: ignore[arg-type]
+        picture = Image.open(io.BytesIO(png)).convert("RGB")
+        picture = picture.crop((0, 0, picture.width, min(picture.height, TALLEST)))
+        # 256 colours are enough for charts and keep the repository small.
+        picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
         made.append(file)
 
     page.emulate_media(color_scheme="light", reduced_motion="reduce")
-    page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
+    page.set_viewport_size(DESKTOP)
     page.goto(html.resolve().as_uri())
     page.wait_for_selector("html[data-ready]")
-    take("page")
+    keep("page", page.screenshot())
     for section in page.locator("main > section").all():
-        section.scroll_into_view_if_needed()
-        file = out / f"{name}-{section.get_attribute('id')}.png"
-        section.screenshot(path=str(file), style=".top, .chips { position: static !important; }")
-        made.append(file)
+        keep(str(section.get_attribute("id")), section.screenshot(style=UNPINNED))
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
-    page.evaluate("scrollTo(0, 0)")
     page.wait_for_selector('html[data-theme="dark"]')
-    take("dark")
+    page.evaluate("scrollTo(0, 0)")
+    keep("dark", page.screenshot())
     page.emulate_media(color_scheme="light", reduced_motion="reduce")
-    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.set_viewport_size(PHONE)
     page.wait_for_timeout(600)  # charts redraw a moment after the width has settled
-    take("phone")
+    keep("phone", page.screenshot())
     return made
 
 

@@ -94,8 +94,11 @@ def test_a_benign_run_stays_quiet(run: Path) -> None:
 
 
 def test_a_cheating_run_is_flagged_in_plain_words(cheating: Path) -> None:
-    last = judge(read_run(cheating)).last
+    verdict = judge(read_run(cheating))
+    first, last = verdict.candidates[0], verdict.last
     assert last is not None
+    # A third of the way most of the diversity is still there: no flag before its time.
+    assert "diversity" not in {c.name for c in first.flagged}
     flagged = {c.name: c.sentence for c in last.flagged}
     assert "gaudier" in flagged["saturation"]
     assert "grown alike" in flagged["diversity"]
@@ -123,7 +126,7 @@ def test_blank_pictures_and_missing_statistics(tmp_path: Path) -> None:
     base, after = read.base, read.trained[0]
     assert base is not None
     before, now = (statistics(list(read.pictures(e).values())) for e in (base, after))
-    blank = next(c for c in checks(read, before, now, [], []) if c.name == "blank")
+    blank = next(c for c in checks(read, 20, before, now, [], []) if c.name == "blank")
     assert blank.flagged and blank.base == "0 %" and blank.trained == "33 %"
 
 

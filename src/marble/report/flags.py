@@ -71,19 +71,20 @@ def base_range(values: Floats) -> tuple[float, float] | None:
 
 def checks(
     run: Run,
+    step: int,
     before: dict[str, Floats],
     now: dict[str, Floats],
     gained: Sequence[Gain],
     held: Sequence[Gain],
 ) -> list[Check]:
-    """Every canary that there is data for: the base's `statistics` against a checkpoint's."""
+    """Every canary there is data for: `statistics` of the base against those of a step."""
     found: list[Check] = []
     for name in WORDS:
         if name in before and name in now and (band := base_range(before[name])):
             found.append(_range_check(name, before[name], now[name], band))
     if "blank" in before and "blank" in now and len(before["blank"]) >= FEWEST:
         found.append(_blank_check(before["blank"], now["blank"]))
-    diversity = _diversity_check(run, before, now)
+    diversity = _diversity_check(run, step, before, now)
     if diversity:
         found.append(diversity)
     if gained and held:
@@ -119,12 +120,14 @@ def _blank_check(before: Floats, now: Floats) -> Check:
     return Check("blank", "Near-blank pictures", percent(was), percent(share), flagged, sentence)
 
 
-def _diversity_check(run: Run, before: dict[str, Floats], now: dict[str, Floats]) -> Check | None:
+def _diversity_check(
+    run: Run, step: int, before: dict[str, Floats], now: dict[str, Floats]
+) -> Check | None:
     """Within prompt groups: from evaluations with several seeds a prompt, else from rollouts."""
     was = mean(before.get("diversity", np.empty(0)))
     left = mean(now.get("diversity", np.empty(0)))
     if not (math.isfinite(was) and math.isfinite(left)):
-        curve = run.metrics.get("canary/diversity")
+        curve = run.metrics.get("canary/diversity")[run.metrics.steps <= step]
         curve = curve[np.isfinite(curve)]
         if len(curve) < 10:
             return None

@@ -112,7 +112,7 @@ def _candidates(run: Run, seen: dict[int, dict[str, Floats]]) -> list[Candidate]
         trained = gains(run.base, evaluation, run.rewards)
         held = gains(run.base, evaluation, run.heldout)
         if trained:
-            sung = checks(run, seen[0], seen[evaluation.step], trained, held)
+            sung = checks(run, evaluation.step, seen[0], seen[evaluation.step], trained, held)
             found.append(Candidate(evaluation, trained, held, sung))
     return found
 
