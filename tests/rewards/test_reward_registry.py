@@ -103,8 +103,7 @@ def test_the_names():
         "studio-clip2",
         "studio-realism",
     ]
-    real = {"clipscore", "pickscore", "aesthetic", "hpsv2", "geneval"}
-    for name in real:  # real names belong to real checkpoints
+    for name in REAL:  # real names belong to real checkpoints
         assert not REGISTRY[name].options()
 
 
@@ -117,11 +116,13 @@ def test_check_finds_what_is_there_without_loading(own, tmp_path):
     assert "lightness" in check(f"{own}:lightness")
 
 
-@pytest.mark.parametrize("name", ["clipscore", "pickscore", "hpsv2", "aesthetic", "geneval"])
+@pytest.mark.parametrize(
+    "name", ["clipscore", "pickscore", "hpsv2", "imagereward", "aesthetic", "geneval"]
+)
 def test_check_says_how_to_fetch_what_is_missing(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(MarbleError, match="not on this machine; fetch it with `hf download"):
         check(name)
     with pytest.raises(MarbleError, match="does not exist"):
-        check(name, path=tmp_path / "absent", head=__file__, clip=tmp_path)
+        check(name, path=tmp_path / "absent", head=__file__, clip=tmp_path, tokenizer=tmp_path)

@@ -65,10 +65,23 @@ def load_openclip(file: Path, config_folder: Path, dtype: torch.dtype) -> Any:
     """A ``CLIPModel`` from a ``.pt`` of tensors; its base model's ``config.json`` shapes it."""
     from transformers import CLIPConfig, CLIPModel
 
+    from marble.models.quiet import quiet
+
     try:
-        raw = torch.load(file, map_location="cpu", weights_only=True)
-        model: Any = CLIPModel(CLIPConfig.from_pretrained(config_folder))
-        model.load_state_dict(to_transformers(raw.get("state_dict", raw)))
+        raw = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        state = to_transformers(raw.get("state_dict", raw))
+        config = CLIPConfig.from_pretrained(config_folder)
+        with quiet():  # this way no random weights are drawn first, which takes a minute for CLIP-H
+            loaded: Any = CLIPModel.from_pretrained(
+                None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+            )
     except Exception as error:
         raise MarbleError(f"cannot load the CLIP model in {file}: {error}") from error
-    return model.to(dtype=dtype)
+    model, report = loaded
+    problems = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+    if problems:
+        raise MarbleError(
+            f"cannot load the CLIP model in {file}: {problems[0]} is missing or does not fit the "
+            f"configuration in {config_folder}"
+        )
+    return model

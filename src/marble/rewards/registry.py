@@ -45,6 +45,7 @@ REGISTRY: dict[str, Entry] = {
     "pickscore": Entry(f"{_HERE}.pickscore:PickScore", "what people prefer (CLIP-H)"),
     "aesthetic": Entry(f"{_HERE}.aesthetic:Aesthetic", "LAION's aesthetic predictor"),
     "hpsv2": Entry(f"{_HERE}.hpsv2:HPSv2", "what people prefer, HPSv2.1 (CLIP-H)"),
+    "imagereward": Entry(f"{_HERE}.imagereward:ImageReward", "what people prefer (BLIP)"),
     "geneval": Entry(f"{_HERE}.geneval:GenEval", "objects, counts, colours, places (Mask2Former)"),
     "ocr": Entry(f"{_HERE}.ocr:OCR", "the quoted text can be read in the picture"),
     "studio-clip": Entry(
