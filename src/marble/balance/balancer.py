@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from marble.balance.batch import Batch, make_batch
 from marble.balance.gates import Gate, gate_for
 from marble.balance.plan import Plan
-from marble.errors import MarbleError
+from marble.balance.settings import MERGED, check_settings, reward_weights, rule_of
 from marble.harmonise import (
     Harmoniser,
     Solution,
@@ -24,8 +26,6 @@ from marble.harmonise import (
 )
 from marble.jacobian import Jacobian, adam_metric
 from marble.objectives import NFT
-
-MERGED = ("weighted_sum", "gdpo")
 
 
 class Balancer:
@@ -49,10 +49,18 @@ class Balancer:
         0 leaves it out. Gram methods measure on each refresh.
     heldout: also measure conflict out of sample: solve on half of the micro-batches, look at the
         other half. Needs a second set of K accumulators.
-    metric: "adam" takes the Gram matrix in Adam's metric (give `optimizer`).
+    metric: "adam" takes the Gram matrix in Adam's metric (give `optimizer`); plain until the
+        optimiser has stepped once.
+    gradient_ema: decay of a moving average of the K gradients, whose Gram matrix is solved.
+    debias: norms and cosines from products across halves of the step's micro-batches.
+    gate: which rewards take part in a step; a pure function of the step (see `gates`).
     drop_silent: a reward without an informative sample leaves the step.
     Further keywords (`rho`, `amortise`, `priorities`, `floors`, `groups`, `ridge`, `consolidate`,
     `options` …) go to `Harmoniser`.
+
+    Under DDP or with plain replicas every process calls the same methods, with its own
+    micro-batches (any number, also none); `finish` sums. The gradient of a step is a sum over all
+    samples with the counts of the whole step, so nothing depends on how samples are dealt out.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class Balancer:
         seed: int = 0,
         **harmoniser: Any,
     ) -> None:
+        check_settings(model, method, target, metric, optimizer, debias, gradient_ema, gate)
         self.names, self.k = list(names), len(names)
         self.method, self.merged = method, method in MERGED
         self.objective = objective or NFT()
@@ -86,9 +95,9 @@ class Balancer:
         self.debias, self.gradient_ema, self.metric = debias, gradient_ema, metric
         self.optimizer = optimizer
         self.scale = 1.0  # of the cotangents; fp16 training raises it
-        self.weights_K = _weights(weights, self.names)
+        self.weights_K = reward_weights(weights, self.names)
         self.gate = gate or gate_for(method, self.k, seed)
-        rule, options = _rule(method, self.names, self.weights_K, harmoniser.pop("options", None))
+        rule, options = rule_of(method, self.names, self.weights_K, harmoniser.pop("options", None))
         self.harmoniser = Harmoniser(rule, self.names, n=every, options=options, **harmoniser)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.heldout = heldout
@@ -142,44 +151,74 @@ class Balancer:
         if self.measures(step):
             recorded = max(1, micro_batches)  # a process without samples still joins the solve
             if self.harmoniser.needs_gram:
-                recorded = self.harmoniser.schedule.probe_count(micro_batches)
-        return Plan(self, batch, step, micro_batches, pairs, recorded)
+                recorded = self.harmoniser.probe_count(micro_batches)
+        return Plan(self, batch, step, pairs, recorded)
 
     def applied(self, delta: Mapping[nn.Parameter, Tensor]) -> dict[str, float] | None:
-        """Harmony of the step as the optimiser took it, cos(−Δθ, g_k); after a measured step."""
+        """Harmony of the step as the optimiser took it, cos(−Δθ, g_k); None if unmeasured."""
         if self._jacobian is None or self.sum_harmony is None:
             return None
         flat = self.jacobian.flatten(delta)
         length = float(flat.double().norm())
-        gram = self._gram()
-        norms = np.sqrt(np.maximum(np.diagonal(gram)[: self.k], 0))
-        inner = -self.jacobian.dot(flat).numpy()[: self.k] / self.scale
+        norms = _norms(self._gram())[: self.k]
+        inner = -self.jacobian.dot(flat).numpy()[: self.k]
         cos = inner / np.maximum(norms * length, 1e-300)
         return summarise(np.clip(cos, -1, 1), norms > 0) if length > 0 else None
 
-    # -- what a plan asks -------------------------------------------------------------------
+    # -- what a plan asks -------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """`finish` sums gradients over processes once, so DDP must not do it in every backward."""
+        context = getattr(self._model, "no_sync", None)
+        return context() if callable(context) else nullcontext()
 
     def active(self, batch: Batch, step: int) -> np.ndarray:
-        """The rewards that take part in this step."""
-        counts = batch.adv.counts_K
-        alive = (counts.informative if self.drop_silent else counts.valid).numpy() > 0
+        """The rewards that take part in this step; silent is one that tells no samples apart."""
+        adv, valid = batch.adv.adv_KN, batch.adv.valid_KN
+        alive = (valid & (adv != 0) if self.drop_silent else valid).any(1).numpy()
         return np.asarray(alive & self.gate(step))
 
-    def ordinary(self, step: int, active_K: np.ndarray, batch: Batch) -> Solution:
+    def ordinary(self, step: int, active_K: np.ndarray) -> Solution:
         """Coefficients of a step without a solve."""
         self.sum_harmony = None
         return self.harmoniser.cached(step, active_K)
+
+    def reduce(self) -> None:
+        """Sums the recorded gradients over processes and takes the loss scale out of them."""
+        self.jacobian.reduce()
+        if self.scale != 1:
+            for rows in (self.jacobian.rows, self.jacobian.outside):
+                if rows is not None:
+                    rows.data.div_(self.scale)
+
+    def not_finite(self) -> list[str]:
+        """Names of the rewards whose recorded gradient is not finite."""
+        largest = torch.linalg.vector_norm(self.jacobian.rows.data, torch.inf, dim=2)
+        finite = largest.isfinite().all(0)[: self.k].tolist()
+        return [name for name, good in zip(self.names, finite) if not good]
 
     def solve(self, plan: Plan) -> Solution:
         """Coefficients from the plan's recorded gradients, and their geometry."""
         active, gram = plan.active_K, self._gram()
         if self.harmoniser.needs_gram:
-            solution = self.harmoniser.solve(self._gram_to_solve(active, gram), active)
+            to_solve, notes = self._gram_to_solve(active, gram)
+            solution = self.harmoniser.solve(to_solve, active)
+            solution = replace(solution, notes=solution.notes + notes)
         else:
             solution = self.harmoniser.cached(plan.step, active)
         return self._with_geometry(solution, gram, active)
 
-    # -- state ------------------------------------------------------------------------------
+    def direction(self, solution: Solution) -> np.ndarray:
+        """The step's direction as coefficients of the Jacobian's rows: K rewards and their sum."""
+        if self.merged:
+            return np.append(np.zeros(self.k), float(solution.active_K.any()))
+        return np.append(solution.coefficients_K, 0.0)
+
+    # -- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON; the gradient averages, which are tensors, are in `tensors`."""
@@ -197,75 +236,62 @@ class Balancer:
         if tensors:
             self.jacobian.load_state_dict({"ema": dict(tensors)})
 
-    # -- inside -----------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------
 
     def _gram(self, slots: tuple[int, int] | None = None, **options: Any) -> np.ndarray:
-        return self.jacobian.gram(slots=slots, **options).numpy() / self.scale**2
+        return self.jacobian.gram(slots=slots, **options).numpy()
 
-    def _gram_to_solve(self, active: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    def _gram_to_solve(
+        self, active: np.ndarray, gram: np.ndarray
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
         k = self.k
-        if self.gradient_ema:
-            rows = torch.as_tensor(np.append(active, True))
-            self.jacobian.smooth(self.gradient_ema, rows)
-            gram = self._gram(ema=True)
+        options: dict[str, Any] = {}
         if self.metric == "adam" and self.optimizer is not None and self.optimizer.state:
-            gram = self._gram(metric=adam_metric(self.optimizer))
+            options["metric"] = adam_metric(self.optimizer)
         if self.debias:
+            if not self._halves().all():
+                note = "Debiasing needs two micro-batches in the solve: plain norms."
+                return self._gram(**options)[:k, :k], (note,)
             # Slots hold sums over half of the step; the estimate wants means, twice as long.
-            blocks = [[4 * self._gram((a, b))[:k, :k] for b in (0, 1)] for a in (0, 1)]
-            return debiased_gram(np.array(blocks)).gram_KK
-        return gram[:k, :k]
+            blocks = [[4 * self._gram((a, b), **options)[:k, :k] for b in (0, 1)] for a in (0, 1)]
+            return debiased_gram(np.array(blocks)).gram_KK, ()
+        if self.gradient_ema:
+            self.jacobian.smooth(self.gradient_ema, torch.as_tensor(np.append(active, True)))
+            options["ema"] = True
+        return (self._gram(**options) if options else gram)[:k, :k], ()
 
-    def direction(self, coefficients_K: np.ndarray) -> np.ndarray:
-        """The step's direction as coefficients of the Jacobian's rows."""
-        if self.merged:
-            return np.append(np.zeros(self.k), 1.0)
-        return np.append(coefficients_K, 0.0)
+    def _halves(self) -> np.ndarray:
+        """Whether each of the two slots holds anything."""
+        return np.array([np.diagonal(self._gram((s, s))).any() for s in (0, 1)])
 
     def _with_geometry(self, solution: Solution, gram: np.ndarray, active: np.ndarray) -> Solution:
-        k, norms = self.k, np.sqrt(np.maximum(np.diagonal(gram), 0.0))
+        k, norms = self.k, _norms(gram)
         present = (norms > 0)[:k] & active
         scale = np.where(norms > 0, norms, 1.0)
-        cos = (gram / np.outer(scale, scale))[:k, :k]
-        row = self.direction(solution.coefficients_K)
+        cos = np.clip(gram / scale[:, None] / scale[None, :], -1, 1)[:k, :k]
         total = np.append(np.zeros(k), 1.0)
         self.sum_harmony = summarise(direction_cosines(total, gram)[:k], present)
         return replace(
             solution,
             norms_K=norms[:k],
             cos_KK=cos,
-            harmony=summarise(direction_cosines(row, gram)[:k], present),
-            harmony_heldout=self._heldout(row, present) if self.heldout else None,
+            harmony=summarise(direction_cosines(self.direction(solution), gram)[:k], present),
+            harmony_heldout=self._heldout(solution, present) if self.heldout else None,
         )
 
-    def _heldout(self, row: np.ndarray, present: np.ndarray) -> dict[str, float]:
+    def _heldout(self, solution: Solution, present: np.ndarray) -> dict[str, float] | None:
         """The rule's direction on the first half of the micro-batches against the second half."""
+        if not self._halves().all():
+            return None
         k = self.k
         first, cross, second = (self._gram(pair) for pair in ((0, 0), (0, 1), (1, 1)))
         if self.harmoniser.needs_gram:
-            own = first[:k, :k] * np.outer(present, present)
-            norms = np.sqrt(np.maximum(np.diagonal(own), 0.0))
-            rule = self.harmoniser.rule
-            row = self.direction(rule.coefficients(rule(own).alpha, norms))
-        other = np.sqrt(np.maximum(np.diagonal(second), 0.0))
-        return summarise(heldout_cosines(row, first, cross, other)[:k], present & (other[:k] > 0))
+            c = self.harmoniser.trial(first[:k, :k], present)
+            solution = replace(solution, coefficients_K=c)
+        other = _norms(second)
+        cos = heldout_cosines(self.direction(solution), first, cross, other)
+        return summarise(cos[:k], present & (other[:k] > 0))
 
 
-def _weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> Tensor:
-    unknown = [name for name in weights or {} if name not in names]
-    if unknown:
-        raise MarbleError(f"weights: there is no reward {unknown[0]!r}; known: {', '.join(names)}.")
-    return torch.tensor(
-        [float((weights or {}).get(name, 1.0)) for name in names], dtype=torch.float64
-    )
-
-
-def _rule(
-    method: str, names: Sequence[str], weights_K: Tensor, options: Mapping[str, Any] | None
-) -> tuple[str, dict[str, Any]]:
-    """The harmoniser's rule behind a method; gated and merged ones have constant weights."""
-    if method in MERGED or method == "fixed":
-        return "fixed", {"weights": dict(zip(names, weights_K.tolist())), **(options or {})}
-    if method in ("single", "dropout", "sequential"):
-        return "uniform", dict(options or {})
-    return method, dict(options or {})
+def _norms(gram: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sqrt(np.maximum(np.diagonal(gram), 0.0)))

@@ -49,7 +49,8 @@ def make_batch(
     weighted_sum: Σ_k w_k R_k over the applicable rewards, then one advantage of the sum.
     gdpo: Σ_k w_k A_k over the applicable rewards, then divided by its own std over the batch.
     """
-    rewards = torch.as_tensor(rewards_KN).to(torch.float64)
+    rewards = torch.as_tensor(rewards_KN).detach().to("cpu", torch.float64)
+    group_N = torch.as_tensor(group_N).cpu()
     adv = advantages(rewards, group_N, std=std, a_max=a_max, names=names)  # type: ignore[arg-type]
     weights = weights_K.to(rewards)[:, None]
     applies = adv.valid_KN.any(0)

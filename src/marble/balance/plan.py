@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from marble.balance.batch import Batch
+from marble.balance.tally import Tally
+from marble.errors import MarbleError
 from marble.harmonise import Solution
 from marble.objectives import mix
 
@@ -22,7 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepReport:
-    """What a finished step has to say: coefficients and, where they were measured, the geometry."""
+    """What a finished step has to say: coefficients and, where they were measured, the geometry.
+
+    coefficients_K: c of the step Σ c_k g_k (for merged methods: the rewards' weights).
+    loss: Σ c_k ℓ_k, without KL. kl, old_deviation: mean ‖v − v_ref‖² (of the pairs that had a
+    v_ref) and mean ‖v − v_old‖². harmony_sum: what the weighted sum's direction would have had.
+    finite: False means that `.grad` is None everywhere; skip the step. `bad_samples` are the
+    positions in the batch, on any process, whose loss was not finite.
+    """
 
     coefficients_K: np.ndarray
     alpha_K: np.ndarray
@@ -37,49 +46,38 @@ class StepReport:
     kl: float = float("nan")
     old_deviation: float = float("nan")
     refreshed: bool = False
+    finite: bool = True
     bad_samples: list[int] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
-    @property
-    def finite(self) -> bool:
-        return not self.bad_samples and bool(np.isfinite(self.loss))
-
 
 class Plan:
-    """Made by `Balancer.begin_step`. A process calls `backward` for its micro-batches, then `finish`.
+    """Made by `Balancer.begin_step`. Every process calls `backward` for its micro-batches, then
+    `finish` once.
 
-    On ordinary steps a micro-batch takes one backward with the cached coefficients. On refresh
+    On ordinary steps a micro-batch takes one backward with the cached coefficients; on refresh
     steps the first part of them (the probe, by default all) is recorded, two backwards each; then
     the coefficients are solved and the rest follows with the fresh ones. The sum is exact.
     """
 
     def __init__(
-        self,
-        balancer: Balancer,
-        batch: Batch,
-        step: int,
-        micro_batches: int,
-        pairs: int,
-        recorded: int,
+        self, balancer: Balancer, batch: Batch, step: int, pairs: int, recorded: int
     ) -> None:
         self._b, self.batch, self.step = balancer, batch, step
-        self._micro_batches, self._pairs, self._recorded = micro_batches, pairs, recorded
-        self._seen = 0
-        self._solution: Solution | None = None
-        self.report: StepReport | None = None
-        valid = batch.adv.valid_KN
+        self._pairs, self._recorded, self._seen = pairs, recorded, 0
+        # The rewards and, as a last row, their sum.
         present = ~batch.merged_N.isnan()
-        self._r_RN = torch.cat([batch.adv.r_KN, batch.merged_r_N[None]]).float()
-        self._valid_RN = torch.cat([valid, present[None]])
+        self._r_RN = torch.cat([batch.adv.r_KN, batch.merged_r_N[None]])
+        self._valid_RN = torch.cat([batch.adv.valid_KN, present[None]])
         self._count_R = self._valid_RN.sum(1).clamp_min(1) * pairs
-        self._total = max(1, int(present.sum())) * pairs
+        self._tally = Tally(self._r_RN, self._valid_RN, self._count_R)
         self._rho: tuple[Tensor, Tensor] | None = None
-        self._losses_R = torch.zeros(len(self._r_RN), dtype=torch.float64)
-        self._outside = torch.zeros(2, dtype=torch.float64)  # KL, squared distance to v_old
-        self._bad: list[int] = []
+        self._solution: Solution | None = None
+        self._notes: tuple[str, ...] = ()
+        self.report: StepReport | None = None
         self.active_K = balancer.active(batch, step)
         if recorded == 0:
-            self._settle(balancer.ordinary(step, self.active_K, batch))
+            self._settle(balancer.ordinary(step, self.active_K))
 
     @property
     def records(self) -> bool:
@@ -87,9 +85,12 @@ class Plan:
         return self._seen < self._recorded
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Wrap the forward of v_θ in it; does nothing where the micro-batch is not recorded."""
-        with self._b.jacobian.recording() if self.records else nullcontext():
+    def recording(self, batch: int | None = None) -> Iterator[None]:
+        """Wrap every forward of v_θ in it; it records where the micro-batch needs it.
+
+        A compiled model needs ``batch``, the number of samples of the forward.
+        """
+        with self._b.jacobian.recording(batch) if self.records else self._b.no_sync():
             yield
 
     def backward(
@@ -107,112 +108,116 @@ class Plan:
     ) -> None:
         """Adds a micro-batch; `index` are its samples' positions in the step's batch.
 
-        `kl` weighs mean‖v − v_ref‖² of this micro-batch (over the step's pairs), outside the balance.
+        `kl` weighs mean‖v − v_ref‖² over the step's pairs, outside the balance.
         """
-        objective, scale = self._b.objective, self._b.scale
-        P, N = objective.cotangents(v, v_old, x_t, x_0, t_B, noise)
-        with torch.no_grad():
-            finite = self._watch(v, v_old, x_t, x_0, t_B, index, noise).to(v.device)
-            if not bool(finite.all()):
-                # The step will be skipped; its sums must stay whole until all processes agree.
-                keep = finite.view(-1, *[1] * (v.dim() - 1))
-                P, N = torch.where(keep, P, 0.0), torch.where(keep, N, 0.0)
-            extra = None
-            if v_ref is not None and kl > 0:
-                difference = (v.float() - v_ref.float()).to(P.dtype)
-                extra = difference * (2 * kl / (difference[0].numel() * self._total))
-                self._outside[0] += (
-                    difference.square().flatten(1).mean(1).sum().double().cpu() / self._total
-                )
-        if self.records:
-            self._record(v, P, N, index, extra)
-        else:
-            rho_plus, rho_minus = self._rho_at(index, v)
-            cotangent = rho_plus * P + rho_minus * N
-            if extra is not None:
-                cotangent = cotangent + extra
-            torch.autograd.backward(v, (cotangent * scale).to(v.dtype))
-        self._seen += 1
-        if self._solution is None and self._seen == self._recorded < self._micro_batches:
+        if self._solution is None and not self.records:
             self._solve()
+        at = self._positions(index, v)
+        P, N = self._b.objective.cotangents(v, v_old, x_t, x_0, t_B, noise)
+        extra = None
+        with torch.no_grad():
+            if v_ref is not None and kl > 0:
+                difference = v.to(P.dtype) - v_ref.to(P.dtype)
+                pairs = self.batch.size * self._pairs
+                extra = difference * (2 * kl / (difference[0].numel() * pairs))
+                self._tally.add_kl(difference.square().flatten(1).mean(1).double().cpu())
+            # Sides that are not finite are left out here, and with them the whole step in the end;
+            # until then all processes need sums that stay in one piece.
+            P, N = self._scaled(P, v), self._scaled(N, v)
+            finite_B = _finite(P) & _finite(N)
+            if extra is not None:
+                extra = self._scaled(extra, v)
+                finite_B &= _finite(extra)
+            self._watch(v, v_old, x_t, x_0, t_B, noise, at, finite_B)
+            keep = _column(finite_B, v)
+            P, N = torch.where(keep, P, 0.0), torch.where(keep, N, 0.0)
+            extra = None if extra is None else torch.where(keep, extra, 0.0)
+        if self.records:
+            self._record(v, P, N, at, extra)
+        else:
+            assert self._rho is not None
+            plus, minus = (_column(side[at].to(P.device, P.dtype), v) for side in self._rho)
+            cotangent = plus * P + minus * N
+            cotangent = cotangent if extra is None else cotangent + extra
+            torch.autograd.backward(v, cotangent.to(v.dtype))
+        self._seen += 1
 
     def finish(self) -> StepReport:
-        """Sums over processes and leaves the step's gradient in `.grad`."""
+        """Sums over processes; the gradient is in `.grad` then, or None there if not finite."""
         b = self._b
-        if self._recorded and self._solution is None:
+        if self._solution is None:
             self._solve()
         assert self._solution is not None
-        parameters = b.parameters
-        if dist.is_available() and dist.is_initialized():
-            for p in parameters:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                dist.all_reduce(p.grad)
-            for tensor in (self._losses_R, self._outside):
-                _all_reduce_cpu(tensor, parameters[0].device)
-        if self._recorded:
-            b.jacobian.write_grad(torch.as_tensor(self._update_row()))
-        if b.scale != 1:
-            torch._foreach_div_([p.grad for p in parameters if p.grad is not None], b.scale)
-        report = self._report()
-        self.report = report
-        return report
+        _all_reduce_grads(b.parameters)
+        self._tally.reduce(b.parameters[0].device)
+        self._tally.check(self._pairs)
+        for p in b.parameters:
+            if p.grad is not None and b.scale != 1:
+                p.grad.div_(b.scale)
+        bad = self._tally.bad_samples
+        if self._recorded and not bad and not self._notes:
+            b.jacobian.write_grad(torch.as_tensor(b.direction(self._solution)))
+        self.report = self._report(bad)
+        if not self.report.finite:
+            for parameter in b.parameters:
+                parameter.grad = None
+        return self.report
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _record(self, v: Tensor, P: Tensor, N: Tensor, index: Tensor, extra: Tensor | None) -> None:
-        b, at = self._b, index.to(self._r_RN.device)
-        weight = self._valid_RN[:, at].float() / self._count_R[:, None].float()
-        shared = None
-        if b.target == "reward":
-            shared = torch.full((len(v),), 1 / self._total, device=v.device)
+    def _positions(self, index: Tensor, v: Tensor) -> Tensor:
+        at = torch.as_tensor(index).cpu().long()
+        if at.shape != v.shape[:1] or bool(((at < 0) | (at >= self.batch.size)).any()):
+            raise MarbleError(
+                f"backward: index must give the position in the step's batch (0 to "
+                f"{self.batch.size - 1}) of each of the {len(v)} samples, got {at.tolist()}."
+            )
+        return at
+
+    def _scaled(self, side: Tensor, v: Tensor) -> Tensor:
+        """Times the loss scale, and infinite where the model's own precision would overflow."""
+        side = side * self._b.scale
+        return side.to(v.dtype).to(side.dtype) if v.dtype == torch.float16 else side
+
+    def _record(self, v: Tensor, P: Tensor, N: Tensor, at: Tensor, extra: Tensor | None) -> None:
+        b = self._b
+        weight = self._valid_RN[:, at] / self._count_R[:, None].double()
+        # Samples that no reward applies to take no part, the common pull included.
+        shared = weight[-1] if b.target == "reward" else None
         b.jacobian.backward(
             v,
-            P * b.scale,
-            N * b.scale,
+            P,
+            N,
             self._r_RN[:, at],
             weight,
             shared_B=shared,
-            extra=None if extra is None else extra * b.scale,
-            slot=self._seen % b.jacobian.slots,
+            extra=extra,
+            slot=(self._seen + b.rank) % b.jacobian.slots,
         )
-
-    def _rho_at(self, index: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        assert self._rho is not None
-        shape = (-1, *[1] * (v.dim() - 1))
-        at = index.to(self._rho[0].device)
-        plus, minus = (side[at].to(v.device, torch.float32).view(shape) for side in self._rho)
-        return plus, minus
 
     def _settle(self, solution: Solution) -> None:
         """Fixes the coefficients and, from them, the weights of the single backward."""
         self._solution = solution
-        r, valid, count = self._r_RN, self._valid_RN, self._count_R
-        if self._b.merged:
-            plus, minus = mix(torch.ones(1), r[-1:], valid[-1:], count[-1:])
-        else:
-            plus, minus = mix(
-                torch.as_tensor(solution.coefficients_K).float(),
-                r[:-1],
-                valid[:-1],
-                count[:-1],
-                target=self._b.target,
-                total=self._total,
-            )
-            if self._b.target == "reward":
-                # Samples that no reward applies to take no part, the common pull included.
-                plus, minus = plus * valid[-1], minus * valid[-1]
-        self._rho = (plus, minus)
+        b, r, valid, count = self._b, self._r_RN, self._valid_RN, self._count_R
+        c = torch.as_tensor(b.direction(solution))
+        if b.merged:
+            self._rho = mix(c[-1:], r[-1:], valid[-1:], count[-1:])
+            return
+        total = int(count[-1])
+        plus, minus = mix(c[:-1], r[:-1], valid[:-1], count[:-1], target=b.target, total=total)
+        self._rho = (plus * valid[-1], minus * valid[-1])
 
     def _solve(self) -> None:
-        self._b.jacobian.reduce()
-        self._settle(self._b.solve(self))
-
-    def _update_row(self) -> np.ndarray:
-        """Coefficients of the Jacobian's rows: K rewards and their sum."""
-        assert self._solution is not None
+        """Unless something is not finite: then the step is lost, but not the balance's state."""
         b = self._b
-        return b.direction(self._solution.coefficients_K)
+        b.reduce()
+        lost = b.not_finite()
+        if lost:
+            self._notes = (f"The gradient of {', '.join(lost)} is not finite: no step.",)
+        if self._tally.any_bad(b.parameters[0].device) or lost:
+            self._settle(b.ordinary(self.step, self.active_K))
+        else:
+            self._settle(b.solve(self))
 
     def _watch(
         self,
@@ -221,50 +226,67 @@ class Plan:
         x_t: Tensor,
         x_0: Tensor,
         t_B: Tensor,
-        index: Tensor,
         noise: Tensor | None,
-    ) -> Tensor:
-        """Loss per reward and the distance to v_old; remembers samples whose loss is not finite."""
+        at: Tensor,
+        finite_B: Tensor,
+    ) -> None:
+        """Adds losses and distances to the tally, and the samples whose loss is not finite."""
         plus, minus = self._b.objective.sides(v.detach(), v_old, x_t, x_0, t_B, noise)
         deviation = (v.detach().float() - v_old.float()).square().flatten(1).mean(1)
-        plus_cpu, minus_cpu, deviation_cpu = (
-            side.double().cpu() for side in (plus, minus, deviation)
-        )
-        at = index.cpu()
-        finite = plus_cpu.isfinite() & minus_cpu.isfinite()
-        self._bad += at[~finite].tolist()
-        r = torch.where(self._valid_RN[:, at], self._r_RN[:, at], 0.0).double()
-        loss = r * plus_cpu + (1 - r) * minus_cpu
-        weight = self._valid_RN[:, at] / self._count_R[:, None]
-        self._losses_R += (torch.where(self._valid_RN[:, at], loss, 0.0) * weight).sum(1)
-        self._outside[1] += deviation_cpu.sum() / self._total
-        return finite
+        finite_B &= plus.isfinite() & minus.isfinite()
+        # One copy to the host for all of them.
+        columns = torch.stack([plus, minus, deviation.to(plus), finite_B.to(plus)]).double().cpu()
+        self._tally.add(at, columns[0], columns[1], columns[2], columns[3] > 0)
 
-    def _report(self) -> StepReport:
+    def _report(self, bad: list[int]) -> StepReport:
         b, solution = self._b, self._solution
         assert solution is not None
-        rows = b.direction(solution.coefficients_K)
+        notes = solution.notes + self._notes
+        if bad:
+            notes += (f"The loss of {len(bad)} samples is not finite: no step.",)
+        loss = float(b.direction(solution) @ self._tally.losses_R.numpy())
+        grads = [p.grad for p in b.parameters if p.grad is not None]
+        overflow = not bool(torch.nn.utils.get_total_norm(grads, torch.inf).isfinite())
+        if overflow and not bad and not self._notes:
+            notes += ("The gradient is not finite: no step.",)
+        measured = solution.harmony is not None
         return StepReport(
             coefficients_K=solution.coefficients_K,
             alpha_K=solution.alpha_K,
             alpha_raw_K=solution.alpha_raw_K,
-            norms_K=solution.norms_K if self._recorded else None,
+            norms_K=solution.norms_K if measured else None,
             cos_KK=solution.cos_KK,
             harmony=solution.harmony,
             harmony_heldout=solution.harmony_heldout,
-            harmony_sum=b.sum_harmony if self._recorded else None,
+            harmony_sum=b.sum_harmony if measured else None,
             gap=solution.gap,
-            loss=float(rows @ self._losses_R.numpy()),
-            kl=float(self._outside[0]),
-            old_deviation=float(self._outside[1]),
+            loss=loss,
+            kl=self._tally.kl,
+            old_deviation=self._tally.deviation,
             refreshed=solution.refreshed,
-            bad_samples=sorted(set(self._bad)),
-            notes=solution.notes,
+            finite=not (bad or self._notes or overflow or not np.isfinite(loss)),
+            bad_samples=bad,
+            notes=notes,
         )
 
 
-def _all_reduce_cpu(tensor: Tensor, device: torch.device) -> None:
-    """Sums a CPU tensor over processes through the device the backend can use."""
-    moved = tensor.to(device)
-    dist.all_reduce(moved)
-    tensor.copy_(moved)
+def _finite(side: Tensor) -> Tensor:
+    return side.flatten(1).isfinite().all(1)
+
+
+def _column(value_B: Tensor, like: Tensor) -> Tensor:
+    return value_B.view(-1, *[1] * (like.dim() - 1))
+
+
+def _all_reduce_grads(parameters: list[nn.Parameter]) -> None:
+    """Sums `.grad` over processes, as one vector; a process that had no micro-batch adds zeros."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    flat = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    dist.all_reduce(flat)
+    for p, value in zip(parameters, flat.split([p.numel() for p in parameters])):
+        assert p.grad is not None
+        p.grad.copy_(value.view_as(p))

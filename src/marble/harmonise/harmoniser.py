@@ -156,6 +156,22 @@ class Harmoniser:
             harmony_heldout=None if others is None else heldout_harmony(c, gram, *others, active),
         )
 
+    def trial(self, gram_KK: Array, active_K: Array | None = None) -> Array:
+        """The coefficients α* of this Gram matrix, options included, without a trace in the state.
+
+        For measuring: solve on part of a step, look at the rest of it.
+        """
+        gram = check_gram(gram_KK, self.names)
+        norms = cosines(gram)[0]
+        active, _ = self._active(active_K, norms)
+        alpha = self._share(active)
+        if isinstance(self.rule, GramRule) and active.any():
+            index = np.flatnonzero(active)
+            sub = gram[np.ix_(index, index)]
+            alpha = np.zeros(len(gram))
+            alpha[index] = balance(self.rule, sub, self.options.of(index), self._pick(index)).alpha
+        return self.rule.coefficients(alpha, np.where(active, norms, 0.0))
+
     def cached(self, step: int | None = None, active_K: Array | None = None) -> Solution:
         """Coefficients for a step without a solve.
 
