@@ -199,6 +199,10 @@ class Train(Section):
     overlap_rewards: bool = Field(
         default=True, description="Score a batch while the next is sampled."
     )
+    fsdp: bool = Field(
+        default=False,
+        description="Share the frozen weights out among the processes, for models that do not fit.",
+    )
 
 
 class Eval(Section):

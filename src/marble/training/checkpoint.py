@@ -1,8 +1,9 @@
-"""Checkpoints that are complete or absent: safetensors and JSON only, checksummed, renamed into place.
+"""Checkpoints that are complete or absent: safetensors and JSON, checksummed, renamed into place.
 
-A checkpoint folder holds `lora/` (what diffusers loads), `state/` (everything exact resume needs) and
-`manifest.json`, a SHA-256 of every other file. It is written under a hidden name and renamed when
-whole; `checkpoints/latest` is replaced last. Nothing is ever unpickled.
+A checkpoint folder holds `lora/` (what diffusers loads), `state/` (all that exact resume needs)
+and `manifest.json`, a SHA-256 of every other file. It is written under a hidden name and renamed
+when whole; `checkpoints/latest` is replaced last. What was found damaged is moved aside, never
+overwritten. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from marble.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+TRAINER = "state/trainer.json"
 
 
 @dataclass
@@ -36,7 +38,7 @@ class State:
     meta: dict[str, Any]
 
     def snapshot(self) -> State:
-        """A copy on the CPU that later steps cannot change, so that it can be saved in the background."""
+        """A copy on the CPU that later steps cannot change: it can be saved in the background."""
         return State(
             {
                 group: {
@@ -53,18 +55,22 @@ class CheckpointWriter:
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
+        for unfinished in folder.glob(".writing-*"):  # of a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
 
     def save(self, step: int, state: State, write_lora: Callable[[Path], None]) -> None:
-        """Snapshots now (`write_lora` too runs now, into a staging folder); writes in the background."""
+        """Snapshots now (`write_lora` too runs now, into a staging folder); writes in the
+        background."""
         self.wait()
         staging = self.folder / f".writing-{step_name(step)}"
         try:
             shutil.rmtree(staging, ignore_errors=True)
             (staging / "lora").mkdir(parents=True)
             write_lora(staging / "lora")
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(staging, ignore_errors=True)
             raise _cannot_write(staging, error) from error
         self._pending = self._pool.submit(self._finish, staging, step, state.snapshot())
 
@@ -73,6 +79,11 @@ class CheckpointWriter:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
+
+    def check(self) -> None:
+        """Raises what went wrong in the background, if it is known by now; never waits."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
 
     def close(self) -> None:
         try:
@@ -85,14 +96,13 @@ class CheckpointWriter:
             (staging / "state").mkdir()
             for group, tensors in state.tensors.items():
                 save_file(tensors, staging / "state" / f"{group}.safetensors")
-            _write_json(staging / "state" / "trainer.json", state.meta)
+            _write_json(staging / TRAINER, state.meta)
             _write_json(staging / MANIFEST, {"step": step, "files": _digests(staging)})
-            for path in staging.rglob("*"):
-                if path.is_file():
-                    _sync(path)
+            for path in (*staging.rglob("*"), staging):
+                _sync(path)
             final = self.folder / step_name(step)
             if final.exists():
-                shutil.rmtree(final)
+                set_aside(final)
             os.replace(staging, final)
             _write_json(self.folder / f".{LATEST}", {"step": step, "folder": final.name})
             os.replace(self.folder / f".{LATEST}", self.folder / LATEST)
@@ -114,11 +124,23 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
+def set_aside(checkpoint: Path) -> Path:
+    """Takes a damaged checkpoint out of the run's way without destroying it; says where it went."""
+    names = [
+        f"damaged-{checkpoint.name}",
+        *(f"damaged-{checkpoint.name}-{i}" for i in range(2, 99)),
+    ]
+    target = next(t for t in map(checkpoint.with_name, names) if not t.exists())
+    os.replace(checkpoint, target)
+    return target
+
+
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, naming the file; None when it is whole."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text())
-        files: Mapping[str, str] = manifest["files"]
+        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+        files: Mapping[str, str] = dict(manifest["files"])
+        files[TRAINER]
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError):
@@ -132,15 +154,16 @@ def damage(checkpoint: Path) -> str | None:
     return None
 
 
-def newest_complete(folder: Path) -> tuple[Path, list[str]]:
-    """The newest whole checkpoint, and a note on each newer one that had to be passed over."""
-    notes: list[str] = []
+def newest_complete(folder: Path) -> tuple[Path, dict[Path, str]]:
+    """The newest whole checkpoint, and what is wrong with each newer one that was passed over."""
+    passed_over: dict[Path, str] = {}
     for checkpoint in reversed(checkpoints(folder)):
         problem = damage(checkpoint)
         if problem is None:
-            return checkpoint, notes
-        notes.append(f"{checkpoint.name}: {problem}")
-    detail = "; ".join(notes) or "there is none"
+            return checkpoint, passed_over
+        passed_over[checkpoint] = problem
+    detail = "; ".join(f"{path.name}: {problem}" for path, problem in passed_over.items())
+    detail = detail or "there is none"
     raise CheckpointError(f"{folder}: no complete checkpoint to resume from ({detail})")
 
 
@@ -150,7 +173,7 @@ def load_state(checkpoint: Path) -> State:
         tensors = {
             p.stem: load_file(p) for p in sorted((checkpoint / "state").glob("*.safetensors"))
         }
-        return State(tensors, json.loads((checkpoint / "state" / "trainer.json").read_text()))
+        return State(tensors, json.loads((checkpoint / TRAINER).read_text()))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{checkpoint}: cannot be read ({error})") from error
 

@@ -47,7 +47,7 @@ class Display:
             self._live.stop()
 
     def say(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Takes in one step's metrics."""

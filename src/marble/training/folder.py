@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ class RunFolder:
             ) from error
         if not resuming and (path / "metrics.jsonl").exists():
             raise MarbleError(
-                f"{path} already holds a run; resume it with --resume {path}, or choose another --out"
+                f"{path} already holds a run; go on with --resume {path}, or choose another --out"
             )
         self._started = time.time()
 
@@ -81,18 +82,39 @@ class RunFolder:
         write_pictures(self.path / folder, *args, **options)
 
     def write_advantages(
-        self, step: int, names: list[str], batch: Batch, samples: list[dict]
+        self,
+        step: int,
+        names: list[str],
+        samples: Sequence[Sample],
+        scores_KN: Tensor,
+        batch: Batch,
     ) -> None:
-        """Per-sample advantages of a step, for the specialist-sample view."""
+        """Scores and advantages of every sample of a step's epoch; null = does not apply."""
         self.write_json(
             f"advantages/{step_name(step)}.json",
             {
                 "step": step,
                 "rewards": names,
-                "samples": samples,
+                "samples": [
+                    {
+                        "index": s.index,
+                        "group": s.group,
+                        "source": s.prompt.source,
+                        "prompt": s.prompt.text,
+                    }
+                    for s in samples
+                ],
+                "score": scores_KN.double().numpy().tolist(),
                 "advantage": batch.adv.adv_KN.double().numpy().round(4).tolist(),
             },
         )
+
+    def forget_after(self, step: int) -> None:
+        """Removes what belongs to later steps: a resumed run writes it again."""
+        for kind in ("samples", "evals", "advantages"):
+            for path in (self.path / kind).glob("step-*"):
+                if path.stem > step_name(step):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:
         self._lock.close()

@@ -1,7 +1,10 @@
-"""What stands between a gradient and the weights: finiteness, clipping, fp16's loss scale."""
+"""What stands between a gradient and the weights: finiteness, clipping, spikes, loss scale."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,6 +16,11 @@ from marble.errors import MarbleError
 
 MAX_IN_A_ROW = 10
 FP16_START, FP16_GROWTH_STEPS = 2.0**12, 200
+SPIKE_FACTOR, SPIKE_MEMORY, SPIKE_AFTER = 10.0, 50, 10
+
+
+class Diverged(MarbleError):
+    """Too many steps in a row had to be skipped."""
 
 
 class Guard:
@@ -27,17 +35,21 @@ class Guard:
         self.norm = float("nan")
         self.message: str | None = None
         """Why the last step was skipped, for the log; None when it was taken."""
+        self._usual = {"gradient norm": Usual(), "KL": Usual()}
 
     def accepts(
         self,
         report: StepReport,
-        parameters: list[nn.Parameter],
-        samples: list[Sample],
+        parameters: Sequence[nn.Parameter],
+        samples: Sequence[Sample],
         clip: float | None,
     ) -> bool:
-        """Clips the gradient and says whether to use it. All processes answer alike."""
+        """Clips the gradient and says whether to use it. All processes answer alike.
+
+        `samples`: those of the step, of all processes, in the order of the report's positions.
+        """
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        self.norm = float(norm)
+        self.norm = float(norm) if report.finite else float("nan")
         self.message = None
         if report.finite and torch.isfinite(norm):
             if clip is not None:
@@ -54,22 +66,53 @@ class Guard:
             self.scale = max(1.0, self.scale / 2)
         self.message = _describe(report, samples)
         if self.in_a_row >= MAX_IN_A_ROW:
-            raise MarbleError(
+            raise Diverged(
                 f"{self.in_a_row} steps in a row had no finite gradient ({self.message}). "
-                "Resume from the last checkpoint with a lower optim.lr."
+                "Resume from the last good checkpoint with a lower optim.lr"
             )
         return False
 
+    def spikes(self, report: StepReport) -> list[str]:
+        """What this step's gradient norm and KL say when held against those of recent steps."""
+        values = {"gradient norm": self.norm, "KL": report.kl}
+        found = (self._usual[name].look(value) for name, value in values.items())
+        return [f"{name} {text}" for name, text in zip(values, found) if text]
+
     def state_dict(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("scale", "skipped", "in_a_row", "good")}
+        state: dict[str, Any] = {
+            k: getattr(self, k) for k in ("scale", "skipped", "in_a_row", "good")
+        }
+        return {**state, "usual": {name: list(u.values) for name, u in self._usual.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for key, value in state.items():
-            setattr(self, key, value)
+        for key in ("scale", "skipped", "in_a_row", "good"):
+            setattr(self, key, state[key])
+        for name, values in state["usual"].items():
+            self._usual[name] = Usual(values)
 
 
-def _describe(report: StepReport, samples: list[Sample]) -> str:
-    if report.bad_samples:
-        named = [s.prompt.text for s in samples][:3]
-        return f"loss not finite for {len(report.bad_samples)} samples, prompts such as {named!r}"
-    return "the gradient overflowed"
+class Usual:
+    """The recent values of a positive quantity, to tell a spike from them."""
+
+    def __init__(self, values: Sequence[float] = ()) -> None:
+        self.values = deque(values, maxlen=SPIKE_MEMORY)
+
+    def look(self, value: float) -> str | None:
+        """Says by how much `value` stands out, and remembers it."""
+        if not value < float("inf"):
+            return None
+        usual = median(self.values) if len(self.values) >= SPIKE_AFTER else float("inf")
+        self.values.append(value)
+        if usual <= 0 or value <= SPIKE_FACTOR * usual:
+            return None
+        return f"jumped to {value:.3g}, {value / usual:.0f} times its recent median"
+
+
+def _describe(report: StepReport, samples: Sequence[Sample]) -> str:
+    """The prompts at fault and, where a reward's own gradient is, the rewards."""
+    reasons = [note.removesuffix(": no step.") for note in report.notes if "not finite" in note]
+    prompts = [samples[i].prompt.text for i in report.bad_samples]
+    if prompts:
+        named = ", ".join(f"'{text}'" for text in list(dict.fromkeys(prompts))[:3])
+        reasons.append(f"prompts such as {named}")
+    return "; ".join(reasons) or "the gradient overflowed"

@@ -16,7 +16,8 @@ from marble.data import GroupSampler, Sample
 from marble.evaluation.canaries import canaries
 from marble.models import lora
 from marble.recipe import Recipe
-from marble.training.checkpoint import State, load_optimizer_tensors, optimizer_tensors
+from marble.training import random_state, state
+from marble.training.checkpoint import State
 from marble.training.guard import Guard
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.processes import Processes
@@ -46,6 +47,9 @@ class Trainer:
         # The noise levels of the rollout, without the final 0: training uses the very same.
         self.sigmas = self.adapter.grid(recipe.rollout.steps)[:-1]
         self._pool = ThreadPoolExecutor(1) if recipe.train.overlap_rewards else None
+        self.warnings: list[str] = []
+        """What went wrong in the last epoch and was survived, on any process."""
+        random_state.seed(recipe.train.seed, processes.rank)
 
     @property
     def finished(self) -> bool:
@@ -53,7 +57,10 @@ class Trainer:
 
     def run_epoch(self) -> list[dict[str, Any]]:
         """One rollout and the optimiser steps on it; a row of metrics for each step."""
-        rollout = self.rollout(self._sampler().epoch(self.epoch))
+        samples = self._sampler().epoch(self.epoch)
+        skipped = dict(self.parts.rewards.skipped)
+        rollout = self.processes.together(lambda: self.rollout(samples))
+        skips, self.warnings = self._look_at_rewards(skipped)
         gathered = gather_rewards(
             rollout.scores_Kn,
             np.array([s.group for s in rollout.samples], dtype=np.int64),
@@ -68,10 +75,12 @@ class Trainer:
             ):
                 if self.finished:
                     break
-                rows.append(self._optimise(rollout, batch, gathered.local_n, chosen, inner))
+                row = self._optimise(samples, rollout, batch, gathered.local_n, chosen, inner)
+                rows.append(row | skips)
         self.epoch += 1
         self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
         self.last = (rollout, batch)
+        self.scored = (samples, gathered.rewards_KN)
         return rows
 
     def rollout(self, samples: list[Sample]) -> Rollout:
@@ -89,14 +98,29 @@ class Trainer:
             pool=self._pool,
         )
 
+    def _look_at_rewards(self, before: dict[str, int]) -> tuple[dict[str, int], list[str]]:
+        """How many samples each reward skipped, and what looked wrong, on all processes."""
+        rewards = self.parts.rewards
+        own = [rewards.skipped[name] - before[name] for name in rewards.names]
+        everyone = self.processes.gather((own, rewards.warnings()))
+        warnings = list(dict.fromkeys(text for _, texts in everyone for text in texts))
+        totals = np.sum([counts for counts, _ in everyone], axis=0).tolist()
+        return {f"reward/{name}/skipped": n for name, n in zip(rewards.names, totals)}, warnings
+
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     # -- a step -----------------------------------------------------------------------------------
 
     def _optimise(
-        self, rollout: Rollout, batch: Batch, local: torch.Tensor, chosen: np.ndarray, inner: int
+        self,
+        samples: list[Sample],
+        rollout: Rollout,
+        batch: Batch,
+        local: torch.Tensor,
+        chosen: np.ndarray,
+        inner: int,
     ) -> dict[str, Any]:
         started = time.perf_counter()
         positions = torch.from_numpy(chosen)
@@ -121,7 +145,7 @@ class Trainer:
             step=step,
             inner=inner,
         )
-        applied = self._apply(report, part)
+        applied = self._apply(report, [samples[i] for i in chosen])
         self.step += 1
         row = step_row(
             self.recipe.rewards.names,
@@ -136,19 +160,24 @@ class Trainer:
         row["time/refresh" if report.refreshed else "time/train"] = seconds
         row["grad_norm/update"] = self.guard.norm
         row["skipped"] = self.guard.skipped
+        if self.guard.message:
+            self.warnings.append(f"step {self.step} skipped: {self.guard.message}")
+        self.warnings += self.guard.spikes(report)
+        if self.warnings:
+            row["notes"] = row.get("notes", []) + self.warnings
         self._add_rollout(row, rollout, seconds)
         return row
 
-    def _apply(self, report: StepReport, part: Part) -> dict[str, float] | None:
+    def _apply(self, report: StepReport, samples: list[Sample]) -> dict[str, float] | None:
         """The optimiser's step, unless the guard finds the gradient unfit; harmony as applied."""
         parameters = list(self.parameters.values())
-        if not self.guard.accepts(report, parameters, part.samples, self.recipe.optim.grad_clip):
+        if not self.guard.accepts(report, parameters, samples, self.recipe.optim.grad_clip):
             self.balancer.scale = self.guard.scale
             return None
         measured = report.harmony is not None
         before = {p: p.detach().clone() for p in parameters} if measured else {}
         self.parts.optimizer.step()
-        lora.blend_(self.ema, self.parameters, self.recipe.optim.ema_decay(self.step))
+        lora.blend_(self.ema, self.parameters, self.recipe.optim.ema_decay(self.step + 1))
         applied = None
         if measured:
             applied = self.balancer.applied({p: p.detach() - old for p, old in before.items()})
@@ -172,33 +201,12 @@ class Trainer:
     # -- state ------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """All that the next epoch depends on."""
-        return State(
-            {
-                "live": self.adapter.lora_state("default"),
-                "old": self.adapter.lora_state("old"),
-                "ema": self.ema,
-                "optimizer": optimizer_tensors(self.parts.optimizer),
-                "gradients": self.balancer.tensors(),
-            },
-            {
-                "step": self.step,
-                "epoch": self.epoch,
-                "balance": self.balancer.state_dict(),
-                "guard": self.guard.state_dict(),
-            },
-        )
+        """All that the next epoch depends on; every process takes part."""
+        return state.capture(self)
 
-    def load(self, state: State) -> None:
-        tensors = state.tensors
-        self.adapter.load_lora_state("default", tensors["live"])
-        self.adapter.load_lora_state("old", tensors["old"])
-        self.ema = {name: tensors["ema"][name].to(t) for name, t in self.ema.items()}
-        load_optimizer_tensors(self.parts.optimizer, tensors["optimizer"])
-        self.balancer.load_tensors(tensors.get("gradients", {}))
-        self.step, self.epoch = state.meta["step"], state.meta["epoch"]
-        self.balancer.load_state_dict(state.meta["balance"])
-        self.guard.load_state_dict(state.meta["guard"])
+    def load(self, saved: State) -> list[str]:
+        """Goes back to a saved state; notes on what cannot be the same, if anything."""
+        return state.restore(self, saved)
 
     def write_lora(self, folder: Path) -> None:
         """The averaged weights, which evaluation uses, as diffusers loads them."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marble.errors import MarbleError
+from marble.errors import CheckpointError, MarbleError
 
 
 def plain(value: Any) -> Any:
@@ -29,6 +30,12 @@ class JsonLines:
         """Keeps the first `length` bytes of what is there and appends after them."""
         self.path = path
         self._file = path.open("ab")
+        there = self._file.seek(0, os.SEEK_END)
+        if there < length:
+            self._file.close()
+            raise CheckpointError(
+                f"{path}: {there} bytes, but {length} at the checkpoint; restore the file"
+            )
         self._file.truncate(length)
         self._file.seek(length)
 
@@ -39,6 +46,10 @@ class JsonLines:
     def write(self, record: Mapping[str, Any]) -> None:
         self._file.write((json.dumps(plain(record), allow_nan=False) + "\n").encode())
         self._file.flush()
+
+    def sync(self) -> None:
+        """Returns when all that was written is on disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -55,8 +66,10 @@ class Trackers:
         run: str,
         config: dict,
         ids: dict[str, str],
+        step: int = 0,
     ) -> None:
-        self.ids = dict(ids)
+        """`ids` and `step`: of the run to go on with, and the last step that counts."""
+        self.ids, self._step = dict(ids), step
         self._sinks: list[Any] = []
         for name in names:
             self._sinks.append(getattr(self, f"_{name}")(folder, project, run, config))
@@ -75,7 +88,7 @@ class Trackers:
             sink.close()
 
     def _tensorboard(self, folder: Path, project: str, run: str, config: dict) -> Any:
-        return _TensorBoard(folder / "tensorboard")
+        return _TensorBoard(folder / "tensorboard", self._step + 1)
 
     def _wandb(self, folder: Path, project: str, run: str, config: dict) -> Any:
         wandb = _import("wandb")
@@ -100,10 +113,11 @@ class Trackers:
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        # What a run that was cut off had logged from step `first` on is taken back.
+        self._writer = SummaryWriter(str(folder), purge_step=first if first > 1 else None)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +11,12 @@ import torch.distributed as dist
 from accelerate import PartialState
 from torch import Tensor
 
+from marble.errors import MarbleError
+
 T = TypeVar("T")
+
+# A process may have to wait for another one's slow reward; that is no reason to abort.
+PATIENCE = timedelta(hours=2)
 
 
 class Processes:
@@ -18,7 +24,7 @@ class Processes:
 
     def __init__(self, device: str | None = None) -> None:
         cpu = device == "cpu" or (device is None and not torch.cuda.is_available())
-        self._state = PartialState(cpu=cpu)
+        self._state = PartialState(cpu=cpu, timeout=PATIENCE)
         self.rank: int = self._state.process_index
         self.size: int = self._state.num_processes
         self.device: torch.device = self._state.device
@@ -53,6 +59,28 @@ class Processes:
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on some process: the processes must agree on when to stop."""
         return any(self.gather(flag))
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Runs `work` on every process. Where it fails on one it fails on all, with one message.
+
+        Otherwise the healthy ones would wait for the failed one in the next collective.
+        """
+        error: MarbleError | None = None
+        result: T
+        try:
+            result = work()
+        except MarbleError as caught:
+            error = caught
+        failures = [f for f in self.gather(None if error is None else str(error)) if f is not None]
+        if error is not None:
+            raise error
+        if failures:
+            raise MarbleError(failures[0])
+        return result
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """What `work` gives on the main process, on all of them; its failure likewise."""
+        return self.gather(self.together(lambda: work() if self.is_main else None))[0]
 
     def barrier(self) -> None:
         if self.size > 1:

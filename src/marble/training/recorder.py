@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,16 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from marble.errors import CheckpointError, MarbleError
 from marble.evaluation.canaries import canaries
 from marble.recipe import Recipe
-from marble.training.checkpoint import CheckpointWriter, step_name
+from marble.training.checkpoint import (
+    CheckpointWriter,
+    checkpoints,
+    newest_complete,
+    set_aside,
+    step_name,
+)
 from marble.training.closing import closing_table, write_model_card
 from marble.training.evaluate import Evaluation, evaluate_policy
 from marble.training.folder import RunFolder, environment
@@ -32,24 +40,41 @@ class Recorder:
         self.fresh = not resuming
         self._seconds_before = 0.0
         self._folder: RunFolder | None = None
-        if processes.is_main:
-            self._folder = RunFolder(out, resuming=resuming)
-            if not resuming:
-                self._open({})
-                self._folder.write_text("config.yaml", recipe.dump())
-            self._folder.write_json(
-                "environment.json", environment(processes.device, processes.size)
-            )
-        processes.barrier()
+        processes.from_main(self._begin)
 
-    def resume(self, meta: dict[str, Any]) -> None:
+    def _begin(self) -> None:
+        """Takes the folder. The recipe goes in first: from then on the run can be resumed."""
+        self._folder = RunFolder(self.path, resuming=not self.fresh)
+        if self.fresh:
+            self._folder.write_text("config.yaml", self.recipe.dump())
+            self._open(0, {})
+        size = self.processes.size
+        self._folder.write_json("environment.json", environment(self.processes.device, size))
+
+    def find_checkpoint(self, say: Say) -> Path | None:
+        """The newest whole checkpoint, for all processes; None where the run has none yet."""
+        return self.processes.from_main(lambda: self._find_checkpoint(say))
+
+    def _find_checkpoint(self, say: Say) -> Path | None:
+        assert self._folder is not None
+        if not checkpoints(self._folder.checkpoints):
+            say("there is no checkpoint yet: starting over")
+            self._open(0, {})
+            return None
+        found, damaged = newest_complete(self._folder.checkpoints)
+        for path, problem in damaged.items():
+            say(f"passed over {path.name}: {problem}; kept as {set_aside(path).name}")
+        return found
+
+    def resume(self, step: int, meta: dict[str, Any]) -> None:
         """Takes the files back to where the checkpoint was made."""
         self._seconds_before = meta["seconds"]
-        if self._folder is not None:
-            self._open(meta)
+        self.processes.from_main(lambda: self._open(step, meta))
 
-    def _open(self, meta: dict[str, Any]) -> None:
+    def _open(self, step: int, meta: dict[str, Any]) -> None:
+        """Opens all files, without what a run that was cut off wrote after `step`."""
         assert self._folder is not None
+        self._folder.forget_after(step)
         self._metrics = JsonLines(self.path / "metrics.jsonl", meta.get("metrics", 0))
         self._evals = JsonLines(self.path / "evals.jsonl", meta.get("evals", 0))
         log = self.recipe.log
@@ -61,6 +86,7 @@ class Recorder:
             log.run_name or self.path.name,
             self.recipe.model_dump(mode="json"),
             meta.get("trackers", {}),
+            step,
         )
         self._checkpoints = CheckpointWriter(
             self._folder.checkpoints, self.recipe.train.keep_checkpoints
@@ -81,6 +107,7 @@ class Recorder:
             return
         self._metrics.write(row)
         self._trackers.log(row["step"], row)
+        self._checkpoints.check()
 
     def epoch(self, trainer: Trainer, steps: int, stopping: bool, seconds: float, say: Say) -> None:
         """After an epoch of `steps` optimiser steps: samples, evaluation, checkpoint, as due."""
@@ -113,22 +140,41 @@ class Recorder:
                 f"stopped after step {trainer.step} ({reason}); go on with\n"
                 f"  marble train --resume {self.path}",
                 highlight=False,
+                markup=False,
+                soft_wrap=True,
             )
             return
         latest = self._folder.checkpoints / step_name(trainer.step)
         write_model_card(latest / "lora" / "README.md", self.recipe, self.path)
         closing_table(self.path, latest, self.recipe.rewards.names, console)
 
-    def fail(self) -> None:
+    def fail(self, step: int) -> None:
+        """Marks the run as failed, where that can still be written."""
         if self._folder is not None and hasattr(self, "_metrics"):
-            self._folder.write_status("failed", 0, self.recipe.train.steps, self._seconds_before)
+            with suppress(OSError):
+                self._folder.write_status(
+                    "failed", step, self.recipe.train.steps, self._seconds_before
+                )
+
+    @property
+    def last_good(self) -> str:
+        """Words on where the run can be resumed from."""
+        try:
+            if hasattr(self, "_checkpoints"):
+                with suppress(MarbleError):
+                    self._checkpoints.wait()
+            return f"the last good checkpoint is {newest_complete(self.path / 'checkpoints')[0]}"
+        except CheckpointError:
+            return "there is no checkpoint yet"
 
     def close(self) -> None:
         if self._folder is None:
             return
-        for part in ("_metrics", "_evals", "_trackers"):
+        for part in ("_checkpoints", "_metrics", "_evals", "_trackers"):
             if hasattr(self, part):
-                getattr(self, part).close()
+                # After a failure only the failure is worth telling.
+                with suppress(OSError, MarbleError):
+                    getattr(self, part).close()
         self._folder.close()
 
     # -- inside -----------------------------------------------------------------------------
@@ -179,32 +225,35 @@ class Recorder:
         )
 
     def _samples(self, trainer: Trainer) -> None:
-        """Pictures of the last rollout, and its advantages, for a look at what training sees."""
+        """Pictures of the last rollout, all its scores and advantages: what training has seen."""
+        rollout, batch = trainer.last
+        samples, scores_KN = trainer.scored
+        count = min(self.recipe.log.samples, len(samples))
+        chosen = np.linspace(0, len(samples) - 1, count).round().astype(int).tolist()
+        wanted = {samples[i].index for i in chosen}
+        own = {
+            s.index: image for s, image in zip(rollout.samples, rollout.images) if s.index in wanted
+        }
+        images = {k: v for part in self.processes.gather(own) for k, v in part.items()}
         if self._folder is None:
             return
-        rollout, batch = trainer.last
-        count = min(self.recipe.log.samples, len(rollout.samples))
-        chosen = np.linspace(0, len(rollout.samples) - 1, count).round().astype(int)
         names = self.recipe.rewards.names
         self._folder.write_pictures(
             f"samples/{step_name(trainer.step)}",
             trainer.step,
-            [rollout.samples[i] for i in chosen],
-            rollout.images[torch.from_numpy(chosen)],
-            {name: rollout.scores_Kn[k, chosen] for k, name in enumerate(names)},
+            [samples[i] for i in chosen],
+            torch.stack([images[samples[i].index] for i in chosen]),
+            {name: scores_KN[k, chosen].numpy() for k, name in enumerate(names)},
             trained=names,
         )
-        if self.processes.size == 1:
-            samples = [
-                {"group": s.group, "source": s.prompt.source, "prompt": s.prompt.text}
-                for s in rollout.samples
-            ]
-            self._folder.write_advantages(trainer.step, names, batch, samples)
+        self._folder.write_advantages(trainer.step, names, samples, scores_KN, batch)
 
     def _checkpoint(self, trainer: Trainer) -> None:
+        state = trainer.state()
         if self._folder is None:
             return
-        state = trainer.state()
+        for lines in (self._metrics, self._evals):
+            lines.sync()
         state.meta["recorder"] = {
             "metrics": self._metrics.length,
             "evals": self._evals.length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,25 @@ from rich.console import Console
 from marble.errors import MarbleError
 from marble.recipe import Recipe
 from marble.training import setup
-from marble.training.checkpoint import load_state, newest_complete
+from marble.training.checkpoint import load_state
 from marble.training.display import Display
+from marble.training.guard import Diverged
 from marble.training.loop import Trainer
+from marble.training.memory import is_out_of_memory, out_of_memory
 from marble.training.processes import Processes
 from marble.training.recorder import Recorder
 from marble.training.stop import StopRequest
+
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ESTALE,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,10 @@ def train(
     console = console or Console(stderr=True, quiet=not processes.is_main)
     try:
         return _train(recipe, out, resume, processes, console)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise out_of_memory(recipe, processes.size) from error
+        raise
     finally:
         processes.close()
 
@@ -48,25 +66,39 @@ def train(
 def _train(
     recipe: Recipe, out: Path, resume: bool, processes: Processes, console: Console
 ) -> Outcome:
-    checkpoint = None
-    if resume:
-        checkpoint, notes = newest_complete(out / "checkpoints")
-        for note in notes:
-            console.print(f"[yellow]passed over[/] {note}", highlight=False)
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     recorder = Recorder(recipe, out, processes, resuming=resume)
+    trainer: Trainer | None = None
     try:
+        checkpoint = recorder.find_checkpoint(say) if resume else None
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
-            trainer = Trainer(recipe, setup.build(recipe, processes.device), processes)
+            parts = processes.together(lambda: setup.build(recipe, processes.device))
+            trainer = Trainer(recipe, parts, processes)
         if checkpoint is not None:
             state = load_state(checkpoint)
-            trainer.load(state)
-            recorder.resume(state.meta["recorder"])
-            console.print(f"resuming after step {trainer.step} from {checkpoint}", highlight=False)
+            # Trackers may draw random numbers as they open; the trainer's state comes after.
+            recorder.resume(state.meta["step"], state.meta["recorder"])
+            for note in trainer.load(state):
+                say(note)
+            say(f"resuming after step {trainer.step} from {checkpoint}")
+        else:
+            recorder.fresh = True
         return _loop(recipe, trainer, recorder, processes, console)
-    except MarbleError:
-        recorder.fail()
+    except Exception as error:
+        recorder.fail(trainer.step if trainer else 0)
+        if isinstance(error, Diverged):
+            raise MarbleError(f"{error}; {recorder.last_good}") from error
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            raise MarbleError(
+                f"{out}: cannot write there ({error.strerror}); {recorder.last_good}. "
+                f"Go on with `marble train --resume {out}` when it can be written again"
+            ) from error
         raise
     finally:
+        if trainer is not None:
+            trainer.close()
         recorder.close()
 
 
@@ -83,15 +115,12 @@ def _loop(
             for row in rows:
                 recorder.step(trainer, row)
                 display.show(row)
-            if trainer.guard.message:
-                display.say(f"step {trainer.step} skipped: {trainer.guard.message}")
-            for warning in trainer.parts.rewards.warnings():
+            for warning in trainer.warnings:
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
             recorder.epoch(trainer, len(rows), stopping, time.perf_counter() - started, display.say)
             if stopping:
                 break
-    trainer.close()
     reason = None if trainer.finished else stop.reason or "another process was asked to stop"
     recorder.end(trainer, reason, console)
     return Outcome(recorder.path, trainer.step, trainer.finished, reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -18,10 +19,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         for number in (signal.SIGINT, signal.SIGTERM):
-            try:
+            with suppress(ValueError):  # not the main thread: whoever owns it decides
                 self._before[number] = signal.signal(number, self._asked)
-            except ValueError:  # not the main thread: whoever owns it decides
-                pass
         return self
 
     def __exit__(self, *_: object) -> None:

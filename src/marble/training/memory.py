@@ -1,0 +1,47 @@
+"""When memory runs out: which settings lower it, cheapest first."""
+
+from __future__ import annotations
+
+import torch
+
+from marble.errors import MarbleError
+from marble.recipe import Recipe
+
+# The allocator of the CPU raises no class of its own.
+_CPU_MESSAGE = "can't allocate memory"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and _CPU_MESSAGE in str(error)
+    )
+
+
+def out_of_memory(recipe: Recipe, processes: int) -> MarbleError:
+    """The error to raise in its place."""
+    return MarbleError(
+        f"out of memory; to lower it, cheapest first: {'; '.join(savings(recipe, processes))}"
+    )
+
+
+def savings(recipe: Recipe, processes: int = 1) -> list[str]:
+    """Settings that this recipe can still lower, in order of what they cost."""
+    model, train, rollout = recipe.model, recipe.train, recipe.rollout
+    found: list[str] = []
+    if not model.gradient_checkpointing:
+        found.append("model.gradient_checkpointing=true (a third slower, same result)")
+    if train.batch_size > 1:
+        found.append(f"train.batch_size below {train.batch_size} (same result)")
+    if rollout.batch_size > 1:
+        found.append(f"rollout.batch_size below {rollout.batch_size} (same result)")
+    if not model.offload_encoders:
+        found.append("model.offload_encoders=true (new prompts take longer)")
+    if model.dtype == "fp32":
+        found.append("model.dtype=bf16 (half the frozen weights)")
+    if recipe.balance.heldout_half:
+        found.append("balance.heldout_half=false (no out-of-sample conflict)")
+    if model.lora.rank > 1:
+        found.append(f"model.lora.rank below {model.lora.rank} (another model)")
+    if processes > 1 and not train.fsdp:
+        found.append("train.fsdp=true (the frozen weights are shared out)")
+    return found

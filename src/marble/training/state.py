@@ -1,0 +1,110 @@
+"""All that the next epoch depends on, out of a trainer and back into one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from marble.recipe import Recipe
+from marble.training import random_state
+from marble.training.checkpoint import State, load_optimizer_tensors, optimizer_tensors
+
+if TYPE_CHECKING:
+    from marble.training.loop import Trainer
+
+
+def capture(trainer: Trainer) -> State:
+    """The state as of now. Every process takes part, since each has a random state of its own."""
+    ranks = trainer.processes.gather((random_state.capture(), _reward_states(trainer)))
+    return State(
+        {
+            "live": trainer.adapter.lora_state("default"),
+            "old": trainer.adapter.lora_state("old"),
+            "ema": trainer.ema,
+            "optimizer": optimizer_tensors(trainer.parts.optimizer),
+            "gradients": trainer.balancer.tensors(),
+            "random": {
+                f"{rank}.{key}": tensor
+                for rank, (generators, _) in enumerate(ranks)
+                for key, tensor in generators.items()
+            },
+        },
+        {
+            "step": trainer.step,
+            "epoch": trainer.epoch,
+            "processes": trainer.processes.size,
+            "balance": trainer.balancer.state_dict(),
+            "guard": trainer.guard.state_dict(),
+            "rewards": [rewards for _, rewards in ranks],
+        },
+    )
+
+
+def restore(trainer: Trainer, state: State) -> list[str]:
+    """Makes `trainer` the one that was captured; notes on what cannot be the same, if anything."""
+    tensors, meta = state.tensors, state.meta
+    trainer.adapter.load_lora_state("default", tensors["live"])
+    trainer.adapter.load_lora_state("old", tensors["old"])
+    trainer.ema = {name: tensors["ema"][name].to(t) for name, t in trainer.ema.items()}
+    load_optimizer_tensors(trainer.parts.optimizer, tensors["optimizer"])
+    trainer.balancer.load_tensors(tensors.get("gradients", {}))
+    trainer.step, trainer.epoch = meta["step"], meta["epoch"]
+    trainer.balancer.load_state_dict(meta["balance"])
+    trainer.guard.load_state_dict(meta["guard"])
+    saved, processes = meta["processes"], trainer.processes
+    if saved == processes.size:
+        _load_reward_states(trainer, meta["rewards"][processes.rank])
+    else:
+        _load_reward_states(trainer, _merged(meta["rewards"], processes.is_main))
+    # Last, because loading may draw.
+    if processes.rank < saved:
+        prefix = f"{processes.rank}."
+        own = {
+            k.removeprefix(prefix): t for k, t in tensors["random"].items() if k.startswith(prefix)
+        }
+        random_state.restore(own)
+    else:
+        random_state.seed(trainer.recipe.train.seed, processes.rank, trainer.step)
+    return [] if saved == processes.size else [_changed(saved, processes.size, trainer.recipe)]
+
+
+def _reward_states(trainer: Trainer) -> list[dict[str, Any] | None]:
+    sets = (trainer.parts.rewards, trainer.parts.heldout)
+    return [None if rewards is None else rewards.state_dict() for rewards in sets]
+
+
+def _load_reward_states(trainer: Trainer, states: list[dict[str, Any] | None]) -> None:
+    for rewards, state in zip((trainer.parts.rewards, trainer.parts.heldout), states):
+        if rewards is not None and state is not None:
+            rewards.load_state_dict(state)
+
+
+def _merged(ranks: list[list[dict[str, Any] | None]], is_main: bool) -> list[dict[str, Any] | None]:
+    """For another number of processes: everyone watches on as the first did; skips stay counted."""
+    merged: list[dict[str, Any] | None] = []
+    for states in zip(*ranks):
+        known = [state for state in states if state is not None]
+        if not known:
+            merged.append(None)
+            continue
+        skipped = {
+            name: sum(state["skipped"][name] for state in known) if is_main else 0
+            for name in known[0]["skipped"]
+        }
+        merged.append({**known[0], "skipped": skipped})
+    return merged
+
+
+def _changed(before: int, now: int, recipe: Recipe) -> str:
+    """What another number of processes means for this recipe."""
+    note = f"saved by {before} processes, resumed by {now}: same samples, advantages and steps, "
+    note += "equal up to rounding"
+    dealt = {
+        "balance.probe": recipe.balance.probe < 1,
+        "balance.debias": recipe.balance.debias,
+        "balance.heldout_half": recipe.balance.heldout_half,
+        "objective.kl_every": recipe.objective.kl_every > 1,
+    }
+    affected = [name for name, used in dealt.items() if used]
+    if affected:
+        note += f"; but {', '.join(affected)} choose among each process's micro-batches"
+    return note
