@@ -38,9 +38,12 @@ class Flow(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         h = torch.cat([x, t.view(-1, 1, 1).expand(-1, x.shape[1], 1).to(x)], -1)
-        h = torch.tanh(self.first(h))
+        h = self.middle(torch.tanh(self.first(h)))
         h = torch.tanh(self.mix(h)) + h.mean(1, keepdim=True)
         return self.last(h)
+
+    def middle(self, h: Tensor) -> Tensor:
+        return h
 
 
 def make_model(seed: int = 0, dtype: torch.dtype = torch.float64) -> Flow:

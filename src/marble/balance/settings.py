@@ -48,6 +48,8 @@ def check_settings(
             f"Method {method!r} needs to know which rewards take part when: give gate=, for "
             "example marble.balance.gates.only(k, 0) or .stages(k, [0, 100], [[0], [0, 1]])."
         )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise MarbleError("The model has no trainable parameter. Add a LoRA, or unfreeze some.")
     if any(hasattr(p, "full_tensor") for p in model.parameters()):
         raise MarbleError(
             "The model's parameters are sharded (FSDP). Balancer sums whole gradients over "
