@@ -13,7 +13,7 @@ import io
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, ViewportSize, sync_playwright
+from playwright.sync_api import FloatRect, Page, ViewportSize, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -22,6 +22,7 @@ DESKTOP = ViewportSize(width=1280, height=900)
 PHONE = ViewportSize(width=390, height=844)
 TALLEST = 1600
 """Pixels of a section that are kept; the rest of a long one repeats itself."""
+MARGIN = 24
 UNPINNED = ".top, .chips { position: static !important; }"
 
 
@@ -43,7 +44,13 @@ def shoot(page: Page, html: Path, out: Path, name: str) -> list[Path]:
     page.wait_for_selector("html[data-ready]")
     keep("page", page.screenshot())
     for section in page.locator("main > section").all():
-        keep(str(section.get_attribute("id")), section.screenshot(style=UNPINNED))
+        box = section.bounding_box()
+        assert box is not None
+        clip = FloatRect(
+            x=box["x"] - MARGIN, y=box["y"], width=box["width"] + 2 * MARGIN, height=box["height"]
+        )
+        png = page.screenshot(clip=clip, full_page=True, style=UNPINNED)
+        keep(str(section.get_attribute("id")), png)
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     page.wait_for_selector('html[data-theme="dark"]')
     page.evaluate("scrollTo(0, 0)")
