@@ -1,8 +1,8 @@
 """`python -m marble.studio.pretrain`: makes the studio's weights from nothing (`make studio`).
 
 Pictures, autoencoder and generator come from one process, the reward models (with their
-acceptance table) from a second one on the same GPU. Ten minutes on an H200; `--smoke` runs every line, tiny, on
-a CPU.
+acceptance table) from a second one on the same GPU. About twenty minutes on an H200; `--smoke` runs
+every line, tiny, on a CPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from diffusers import AutoencoderKL
 
 from ..world import generate, load_split, vocabulary
 from .common import Budget
@@ -36,10 +37,12 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pictures", type=int, default=300_000)
-    parser.add_argument("--vae-seconds", type=float, default=120)
-    parser.add_argument("--generator-seconds", type=float, default=320)
+    parser.add_argument("--vae-seconds", type=float, default=150)
+    parser.add_argument("--generator-seconds", type=float, default=800)
+    parser.add_argument("--resume", type=Path, help="a former --out: keep its autoencoder, go on")
+    parser.add_argument("--only-generator", action="store_true", help="leave the rewards alone")
     parser.add_argument("--shift", type=float, default=1.0, help="of the flow-match scheduler")
-    parser.add_argument("--rewards-seconds", type=float, default=230)
+    parser.add_argument("--rewards-seconds", type=float, default=400)
     parser.add_argument(
         "--smoke", action="store_true", help="every line once, tiny, meaningless weights"
     )
@@ -48,7 +51,12 @@ def main() -> None:
         args.pictures, args.vae_seconds, args.generator_seconds = 600, 15, 15
     args.out.mkdir(parents=True, exist_ok=True)
     rewards: list[subprocess.Popen] = []
-    _generator(args, when_vae_is_saved=lambda: rewards.append(_start_rewards(args)))
+
+    def start_rewards() -> None:
+        if not args.only_generator:
+            rewards.append(_start_rewards(args))
+
+    _generator(args, when_vae_is_saved=start_rewards)
     if any(process.wait() != 0 for process in rewards):
         sys.exit("studio: training the reward models failed; see its output above")
 
@@ -87,13 +95,22 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
         padded = tokenizer(prompts, padding="max_length", max_length=MAX_LENGTH, truncation=True)
         return torch.tensor(padded["input_ids"]).to(device)
 
-    vae = train_vae(images, device, Budget(args.vae_seconds))
+    if args.resume:
+        vae = AutoencoderKL.from_pretrained(args.resume / "vae").to(device).eval()
+    else:
+        vae = train_vae(images, device, Budget(args.vae_seconds))
     vae.save_pretrained(args.out / "vae")
     when_vae_is_saved()
     latents = encode_latents(vae, images, device)
     ids = tokenize(prompts)
     model = train_generator(
-        latents, ids, tokenize([""]), len(tokenizer), device, args.generator_seconds
+        latents,
+        ids,
+        tokenize([""]),
+        len(tokenizer),
+        device,
+        args.generator_seconds,
+        start=args.resume and args.resume / "pipeline",
     )
 
     test = [p["prompt"] for s in ("ocr", "geneval", "general") for p in load_split(s, "test")[:64]]

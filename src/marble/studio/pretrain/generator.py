@@ -10,11 +10,15 @@ and fast with two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers import SD3Transformer2DModel
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     CLIPTextConfig,
@@ -97,6 +101,12 @@ class Generator(nn.Module):
         self.text_encoder_3 = new_t5(vocabulary)
         self.transformer = new_transformer()
 
+    def load_parts(self, folder: Path) -> None:
+        """Takes the weights of a saved pipeline, to train on from there."""
+        for name, part in self.named_children():
+            [file] = (folder / name).glob("*.safetensors")
+            part.load_state_dict({k: v.float() for k, v in load_file(file).items()}, strict=False)
+
     def context(self, ids: Tensor, t5_length: int = SHORT) -> tuple[Tensor, Tensor]:
         outputs = [
             e(ids, output_hidden_states=True) for e in (self.text_encoder, self.text_encoder_2)
@@ -106,9 +116,17 @@ class Generator(nn.Module):
         t5 = self.text_encoder_3(_resize(ids, t5_length))[0]
         return torch.cat([clip, t5.to(clip.dtype)], dim=1), pooled
 
-    def forward(self, x: Tensor, sigma: Tensor, ids: Tensor, t5_length: int = SHORT) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        ids: Tensor,
+        t5_length: int = SHORT,
+        transformer: Callable[..., Any] | None = None,
+    ) -> Tensor:
+        """`transformer` may be the compiled form of the model's own."""
         tokens, pooled = self.context(ids, t5_length)
-        return self.transformer(
+        return (transformer or self.transformer)(
             hidden_states=x,
             timestep=sigma * 1000,
             encoder_hidden_states=tokens,
@@ -132,12 +150,17 @@ def train_generator(
     device: torch.device,
     seconds: float,
     *,
-    batch: int = 1024,
+    batch: int = 2048,
     peak_lr: float = 1.5e-3,
+    start: Path | None = None,
 ) -> Generator:
     """Flow matching on scaled `latents` [n, 16, 8, 8] with token `ids` [n, 16]; 8 % of the captions
-    are dropped so that guidance works too. Returns the averaged weights."""
-    model = Generator(vocabulary, eos=1).to(device)
+    are dropped so that guidance works too. `start`: a saved pipeline to go on from. Returns the
+    averaged weights."""
+    model = Generator(vocabulary, eos=1)
+    if start is not None:
+        model.load_parts(start)
+    model = model.to(device)
     average = WeightAverage([model], decay=0.9995)
     optimiser = torch.optim.AdamW(
         model.parameters(),
@@ -147,7 +170,9 @@ def train_generator(
         fused=device.type == "cuda",
     )
     # Only the usual, short form is compiled, with fixed shapes; the rare long form runs as it is.
-    short = torch.compile(model, dynamic=False) if device.type == "cuda" else model
+    compiled: Callable[..., Any] = model.transformer
+    if device.type == "cuda":
+        compiled = torch.compile(model.transformer, dynamic=False, fullgraph=True)
     budget = Budget(seconds)
     empty_ids = empty_ids.to(device)
     for step, index in enumerate(batches(len(latents), batch, 2, latents.device)):
@@ -168,7 +193,7 @@ def train_generator(
             if step % LONG_EVERY == LONG_EVERY - 1:
                 v = model(x_t, sigma, tokens, LONG)
             else:
-                v = short(x_t, sigma, tokens)
+                v = model(x_t, sigma, tokens, SHORT, compiled)
         loss = F.mse_loss(v.float(), noise - x_0)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
