@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import LoraConfig
@@ -67,11 +68,21 @@ def _initialise(params: Mapping[str, nn.Parameter], rank: int, init: str, seed: 
         parameter.data.copy_(value)
 
 
-def lora_layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
-    """Every adapted layer with its name."""
-    for name, module in model.named_modules():
-        if isinstance(module, LoraLayer):
-            yield name, module
+def lora_layers(model: nn.Module) -> list[tuple[str, LoraLayer]]:
+    """Every adapted layer with its name.
+
+    Remembered once there are some: adapters are switched several times a micro-batch, and walking
+    through all modules of a large model takes milliseconds.
+    """
+    if model not in _layers_of:
+        found = [(n, m) for n, m in model.named_modules() if isinstance(m, LoraLayer)]
+        if not found:
+            return []
+        _layers_of[model] = found
+    return _layers_of[model]
+
+
+_layers_of: WeakKeyDictionary[nn.Module, list[tuple[str, LoraLayer]]] = WeakKeyDictionary()
 
 
 def parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:

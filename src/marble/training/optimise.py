@@ -48,8 +48,7 @@ def take_step(
     starts = range(0, len(part.samples), settings.batch_size)
     count = settings.timesteps * len(starts)
     plan = balancer.begin_step(batch, step, micro_batches=count, pairs=settings.timesteps)
-    # A random offset a step makes "every m-th micro-batch, times m" an unbiased KL.
-    offset = int(np.random.default_rng([settings.seed, step, 0x4C]).integers(settings.kl_every))
+    offset = kl_offset(settings, step)
     levels = _levels(part.samples, sigmas, settings, inner)
     number = 0
     for j in range(settings.timesteps):
@@ -60,6 +59,11 @@ def take_step(
             _micro_batch(adapter, plan, part, chosen, levels[j, chosen], settings, inner, j, kl)
             number += 1
     return plan.finish()
+
+
+def kl_offset(settings: Settings, step: int) -> int:
+    """Which micro-batch has the first KL: random, so that "every m-th, times m" is unbiased."""
+    return int(np.random.default_rng([settings.seed, step, 0x4C]).integers(settings.kl_every))
 
 
 def _micro_batch(
