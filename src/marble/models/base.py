@@ -20,6 +20,9 @@ from marble.models import lora
 from marble.models.conditioning import Conditioning, PromptCache
 from marble.models.samplers import sample_ode
 
+# Prompts are encoded in batches of this one size: kernels round differently at different sizes, and
+# a prompt's encoding must not depend on which others were new with it (exact resume, many ranks).
+ENCODE_BATCH = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -86,14 +89,14 @@ class Adapter(ABC):
 
     # ---- prompts ----------------------------------------------------------------------------
 
-    def encode(self, prompts: Sequence[str], batch_size: int = 32) -> Conditioning:
+    def encode(self, prompts: Sequence[str]) -> Conditioning:
         """Conditioning of the prompts, one row each, on the CPU; each prompt is encoded once."""
         rows: dict[str, Conditioning] = {p: self.cache.get(p) for p in prompts if p in self.cache}
         missing = [p for p in dict.fromkeys(prompts) if p not in rows]
-        for start in range(0, len(missing), batch_size):
-            part = missing[start : start + batch_size]
-            self.check_prompts(part)
-            encoded = self._encode(part).to("cpu")
+        self.check_prompts(missing)
+        for start in range(0, len(missing), ENCODE_BATCH):
+            part = missing[start : start + ENCODE_BATCH]
+            encoded = self._encode(part + part[-1:] * (ENCODE_BATCH - len(part))).to("cpu")
             for i, prompt in enumerate(part):
                 rows[prompt] = encoded[i]
                 self.cache.put(prompt, encoded[i])
