@@ -14,12 +14,10 @@ from marble.evaluation.measures import (
     worst_gain,
 )
 from marble.evaluation.pareto import Hypervolume, hypervolume, pareto_front
-from marble.evaluation.runner import EvalResult, evaluate
 from marble.evaluation.runs import RunRecord, read_jsonl, read_run, score_tables
 from marble.evaluation.summary import summarise
 
 __all__ = [
-    "EvalResult",
     "Harmony",
     "Hypervolume",
     "Interval",
@@ -30,7 +28,6 @@ __all__ = [
     "compare_table",
     "composite",
     "conflicts",
-    "evaluate",
     "gain_interval",
     "harmony",
     "hypervolume",

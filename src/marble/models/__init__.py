@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 # Pipeline class in model_index.json → module and class of its adapter.
 FAMILIES = {"StableDiffusion3Pipeline": ("marble.models.sd3", "SD3Adapter")}
 
-__all__ = ["FAMILIES", "check", "load"]
+__all__ = ["FAMILIES", "check", "check_prompts", "load"]
 
 
 def check(path: str, revision: str | None = None) -> tuple[Path, str]:
@@ -29,6 +30,18 @@ def check(path: str, revision: str | None = None) -> tuple[Path, str]:
         )
     check_weights(folder, index)
     return folder, family
+
+
+def check_prompts(
+    path: str,
+    prompts: Iterable[str],
+    *,
+    revision: str | None = None,
+    max_sequence_length: int | None = None,
+) -> None:
+    """Raises for the first prompt that is longer than the model's text encoders take."""
+    folder, family = check(path, revision)
+    _adapter_class(family).check_folder_prompts(folder, prompts, max_sequence_length)
 
 
 def load(
@@ -51,7 +64,6 @@ def load(
     same); both `fp32`, `bf16` or `fp16`. LoRA weights are always fp32.
     """
     folder, family = check(path, revision)
-    module, name = FAMILIES[family]
     options: dict[str, Any] = {
         "device": device,
         "dtype": dtype,
@@ -63,9 +75,13 @@ def load(
         "gradient_checkpointing": gradient_checkpointing,
         "compile": compile,
     }
+    return _adapter_class(family).from_folder(folder, **options)
+
+
+def _adapter_class(family: str) -> type[Adapter]:
+    module, name = FAMILIES[family]
     from marble.models.quiet import quiet
 
     with quiet():  # transformers announces its PIL fallback where torchvision is absent
-        kind = getattr(import_module(module), name)
-    adapter: Adapter = kind.from_folder(folder, **options)
-    return adapter
+        kind: type[Adapter] = getattr(import_module(module), name)
+    return kind

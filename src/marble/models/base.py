@@ -63,6 +63,13 @@ class Adapter(ABC):
     def check_prompts(self, prompts: Iterable[str]) -> None:
         """Raises for the first prompt that is longer than the text encoders take."""
 
+    @classmethod
+    @abstractmethod
+    def check_folder_prompts(
+        cls, folder: Path, prompts: Iterable[str], max_sequence_length: int | None
+    ) -> None:
+        """The same of a folder, before anything but its tokenizers is loaded."""
+
     @abstractmethod
     def grid(self, steps: int) -> Tensor:
         """The steps+1 noise levels of a sampling run, float32, from the first down to 0."""
