@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from marble.cli import bench, compare, doctor, eval, recipes, report, sample, study, train
+from marble.cli import bench, compare, doctor, eval, recipes, report, sample, serve, study, train
 from marble.errors import MarbleError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("sample")(sample.sample)
 app.command("study")(study.study)
+app.command("serve")(serve.serve)
 app.command("recipes")(recipes.recipes)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")

@@ -48,6 +48,10 @@ REGISTRY: dict[str, Entry] = {
     "imagereward": Entry(f"{_HERE}.imagereward:ImageReward", "what people prefer (BLIP)"),
     "geneval": Entry(f"{_HERE}.geneval:GenEval", "objects, counts, colours, places (Mask2Former)"),
     "ocr": Entry(f"{_HERE}.ocr:OCR", "the quoted text can be read in the picture"),
+    "unifiedreward": Entry(
+        f"{_HERE}.unifiedreward:UnifiedReward", "a vision-language judge behind a server"
+    ),
+    "remote": Entry(f"{_HERE}.remote:Remote", "a reward of a `marble serve` elsewhere"),
     "studio-clip": Entry(
         f"{_HERE}.clipscore:CLIPScore", "agreement with the prompt, studio model", _studio("clip")
     ),

@@ -1,0 +1,48 @@
+"""Pictures as PNG text for JSON, and back, trusting nothing about what arrives."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import struct
+import warnings
+
+import numpy as np
+import torch
+from PIL import Image
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MAX_PIXELS = 4096 * 4096
+
+
+class BadPicture(ValueError):
+    """Not a picture we take; the message says why."""
+
+
+def to_png(image: torch.Tensor) -> str:
+    """uint8 [3, H, W] → base64 of a PNG (lossless, so scores do not change on the way)."""
+    buffer = io.BytesIO()
+    array = image.permute(1, 2, 0).contiguous().cpu().numpy()
+    Image.fromarray(array).save(buffer, "PNG", compress_level=1)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def from_png(text: str, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+    """base64 of a PNG → uint8 [3, H, W]. The size is read from the header before any decoding."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadPicture("not base64") from None
+    if not raw.startswith(SIGNATURE) or len(raw) < 24:
+        raise BadPicture("not a PNG")
+    width, height = struct.unpack(">II", raw[16:24])  # of the header chunk, always the first
+    if width * height > max_pixels:
+        raise BadPicture(f"{width} × {height} pixels; at most {max_pixels} are taken")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            array = np.array(Image.open(io.BytesIO(raw), formats=["PNG"]).convert("RGB"))
+    except Exception as error:  # a damaged file can make the decoder raise anything
+        raise BadPicture(f"damaged PNG ({type(error).__name__})") from None
+    return torch.from_numpy(array).permute(2, 0, 1).contiguous()

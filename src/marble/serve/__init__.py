@@ -1,0 +1,5 @@
+"""Rewards over HTTP: JSON with PNG bytes, batched, bounded, guarded by a key. No pickle."""
+
+from marble.serve.run import serve
+
+__all__ = ["serve"]
