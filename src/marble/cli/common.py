@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
@@ -20,8 +26,56 @@ def split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object on stdout and nothing else."""
+    """One JSON object on stdout."""
     typer.echo(json.dumps(value, indent=1, allow_nan=False))
+
+
+@contextlib.contextmanager
+def stdout_kept(enabled: bool) -> Iterator[None]:
+    """What libraries and rewards print meanwhile, in Python or below, goes to stderr.
+
+    For `--json`: stdout is to hold one object and nothing else.
+    """
+    if not enabled:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def table_console() -> Console:
+    """For tables on stdout: as wide as the terminal, or as the table where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=1000, soft_wrap=True)
+
+
+def check_device(device: str | None) -> str | None:
+    """`cpu`, `cuda` or `cuda:N`, and there."""
+    if device is None or device == "cpu":
+        return device
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise MarbleError(f"--device {device}: must be cpu or cuda")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise MarbleError(f"--device {device}: torch finds no CUDA device here; leave it out")
+    return device
+
+
+def make_folder(path: Path) -> Path:
+    """Creates a folder for results before the work that fills it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MarbleError(f"{path}: cannot be created ({error.strerror}); choose another") from None
+    return path
 
 
 @dataclass(frozen=True)
@@ -44,10 +98,11 @@ def find_policy(target: str, recipe: str | None, overrides: list[str]) -> Policy
         checkpoint, _ = newest_complete(path / "checkpoints")
         chosen = load_recipe(recipe or str(path / "config.yaml"), overrides)
         return Policy(chosen, checkpoint / "lora", path.name)
-    if path.is_file() and path.suffix == ".safetensors":
-        path = path.parent
-    if any(path.glob("*.safetensors")):
-        return Policy(load_recipe(recipe or "studio", overrides), path, path.name)
+    is_file = path.is_file() and path.suffix == ".safetensors"
+    if is_file or any(path.glob("*.safetensors")):
+        return Policy(load_recipe(recipe or "studio", overrides), path, path.stem)
+    what = "there is no such file or folder" if not path.exists() else "holds no run and no LoRA"
     raise MarbleError(
-        f"{target}: neither `base`, a run folder nor a LoRA (pytorch_lora_weights.safetensors)"
+        f"{target}: {what}; give `base`, a run folder or a LoRA (a folder with "
+        "pytorch_lora_weights.safetensors)"
     )

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from marble.cli.common import print_json
+from marble.cli.common import print_json, stdout_kept, table_console
 
 
 def compare(
@@ -27,11 +26,12 @@ def compare(
     from marble.evaluation import compare_table
     from marble.training.metrics import plain
 
-    result = compare_table(runs)
+    with stdout_kept(as_json):
+        result = compare_table(runs)
     if as_json:
         print_json(plain(result))
         return
-    console = Console()
+    console = table_console()
     scores = Table(title="scores on held-out prompts", box=None, padding=(0, 1))
     scores.add_column("run")
     for name in (*result["metrics"], "composite"):

@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from marble.cli.common import find_policy, print_json
+from marble.cli.common import (
+    check_device,
+    find_policy,
+    make_folder,
+    print_json,
+    stdout_kept,
+    table_console,
+)
 
 
 def evaluate(
@@ -38,7 +44,11 @@ def evaluate(
     from marble.training.measure import measure
 
     policy = find_policy(target, recipe, overrides or [])
-    record = measure(policy.recipe, policy.lora, out=out, device=device)
+    device = check_device(device)
+    if out is not None:
+        make_folder(out)
+    with stdout_kept(as_json):
+        record = measure(policy.recipe, policy.lora, out=out, device=device)
     record = {"model": policy.label, "recipe": policy.recipe.name, **record}
     if as_json:
         print_json(record)
@@ -58,7 +68,7 @@ def evaluate(
                 str(entry["n"]),
                 *(_number(m) for m in means),
             )
-    Console().print(table)
+    table_console().print(table)
     if out is not None:
         typer.echo(f"pictures and scores in {out}")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from marble.cli.common import print_json, split_overrides
+from marble.cli.common import print_json, split_overrides, table_console
 
 
 def recipes(
@@ -53,4 +52,4 @@ def recipes(
     table.add_column("what it is for")
     for name, about in found.items():
         table.add_row(name, about)
-    Console().print(table)
+    table_console().print(table)

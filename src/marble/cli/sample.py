@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marble.cli.common import find_policy, print_json
+from marble.cli.common import check_device, find_policy, make_folder, print_json, stdout_kept
 from marble.errors import MarbleError
 
 
@@ -29,6 +29,10 @@ def sample(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Sampling steps; default: the recipe's.")
     ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(help="dpm or euler; default: the recipe's. euler is diffusers' own."),
+    ] = None,
     scale: Annotated[
         int, typer.Option(min=1, help="Enlarge the PNGs so many times (nearest).")
     ] = 1,
@@ -47,17 +51,21 @@ def sample(
 
     if seed < 0:
         raise MarbleError(f"--seed {seed}: must not be negative")
-    policy = find_policy(target, recipe, [])
-    files = draw_prompts(
-        policy.recipe,
-        policy.lora,
-        [p for p in prompts for _ in range(count)],
-        out,
-        seed=seed,
-        steps=steps,
-        scale=scale,
-        device=device,
-    )
+    overrides = [] if sampler is None else [f"eval.sampler={sampler}"]
+    policy = find_policy(target, recipe, overrides)
+    device = check_device(device)
+    make_folder(out)
+    with stdout_kept(as_json):
+        files = draw_prompts(
+            policy.recipe,
+            policy.lora,
+            [p for p in prompts for _ in range(count)],
+            out,
+            seed=seed,
+            steps=steps,
+            scale=scale,
+            device=device,
+        )
     if as_json:
         print_json({"files": [str(f) for f in files], "model": policy.label})
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from marble.cli.common import split_overrides
+from marble.cli.common import check_device, split_overrides
 from marble.errors import MarbleError
 
 
@@ -58,4 +58,4 @@ def train(
 
     from marble.training.run import train as run
 
-    run(recipe, folder, resume=resume is not None, device=device)
+    run(recipe, folder, resume=resume is not None, device=check_device(device))

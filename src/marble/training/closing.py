@@ -42,11 +42,11 @@ def closing_table(run: Path, checkpoint: Path, trained: list[str], console: Cons
                 f"{found['won'][name]:.0%}",
             )
         console.print(table)
-    console.print(f"LoRA    {checkpoint / 'lora'}", highlight=False)
-    console.print(f"folder  {run}", highlight=False)
+    console.print(f"LoRA    {checkpoint / 'lora'}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"folder  {run}", highlight=False, markup=False, soft_wrap=True)
     page = write_report(run)
     if page is not None:
-        console.print(f"report  {page}", highlight=False)
+        console.print(f"report  {page}", highlight=False, markup=False, soft_wrap=True)
 
 
 def write_report(run: Path) -> Path | None:
@@ -92,9 +92,10 @@ def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
         for name, gain in found["gains"].items():
             if gain["mean"] is None:
                 continue
+            before, after = (found[key][name]["mean"] for key in ("base", "trained"))
             lines.append(
-                f"| {name} | {found['base'][name]['mean']:.4f} | {found['trained'][name]['mean']:.4f} "
-                f"| {gain['mean']:+.4f} | {gain['lo']:+.4f} … {gain['hi']:+.4f} |"
+                f"| {name} | {before:.4f} | {after:.4f} | {gain['mean']:+.4f} "
+                f"| {gain['lo']:+.4f} … {gain['hi']:+.4f} |"
             )
         lines.append("")
     lines += ["## The recipe", "", "```yaml", recipe.dump().rstrip(), "```", ""]

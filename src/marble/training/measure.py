@@ -6,18 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from marble.evaluation import canaries
+from marble.models.lora import read_file
 from marble.recipe import Recipe
 from marble.training.evaluate import evaluate_policy
 from marble.training.folder import write_pictures
 from marble.training.metrics import plain
 from marble.training.processes import Processes
-from marble.training.setup import build_adapter, build_rewards, evaluation_samples
+from marble.training.setup import build_adapter, build_rewards, check, evaluation_samples
 
 
 def measure(
     recipe: Recipe, lora: Path | None, *, out: Path | None = None, device: str | None = None
 ) -> dict[str, Any]:
     """Means with intervals, over all processes; pictures with their scores into `out`, if given."""
+    check(recipe, training=False)
+    if lora is not None:
+        read_file(lora)  # a file that is no LoRA is refused before the model loads
     samples = evaluation_samples(recipe)
     processes = Processes(device)
     rewards = build_rewards(recipe, processes.device)

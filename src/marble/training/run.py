@@ -69,6 +69,7 @@ def _train(
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+    processes.together(lambda: setup.check(recipe))  # before there is a folder
     recorder = Recorder(recipe, out, processes, resuming=resume)
     trainer: Trainer | None = None
     try:

@@ -17,6 +17,7 @@ from marble.models.base import Adapter
 from marble.objectives import NFT
 from marble.recipe import Recipe
 from marble.rewards import RewardSet
+from marble.rewards import check as check_reward
 from marble.rewards import load as load_reward
 
 
@@ -34,15 +35,33 @@ class Parts:
     optimizer: torch.optim.AdamW
 
 
+def check(recipe: Recipe, *, training: bool = True) -> None:
+    """What can be wrong and be found out in a moment: prompts, model files, rewards.
+
+    Without `training`, of an evaluation.
+    """
+    model = recipe.model
+    marble.models.check(model.path, model.revision)
+    texts = [s.prompt.text for s in evaluation_samples(recipe)]
+    if training:
+        texts += [p.text for _, s in _samplers(recipe) for part in s.prompts.values() for p in part]
+    for reward in (*recipe.rewards.train, *recipe.rewards.heldout):
+        check_reward(reward.reward, **reward.options)
+    if not model.truncate_prompts:
+        marble.models.check_prompts(
+            model.path,
+            dict.fromkeys(texts),
+            revision=model.revision,
+            max_sequence_length=model.max_sequence_length,
+        )
+
+
 def build(recipe: Recipe, device: torch.device) -> Parts:
-    """Prompts and model folder are checked first, the rewards load next, the model last."""
+    """The parts of a recipe that `check` found no fault with."""
     samplers = _samplers(recipe)
     eval_samples = evaluation_samples(recipe)
-    marble.models.check(recipe.model.path, recipe.model.revision)
     rewards, heldout = build_rewards(recipe, device)
     adapter = build_adapter(recipe, device)
-    prompts = [p.text for _, s in samplers for part in s.prompts.values() for p in part]
-    adapter.check_prompts([*dict.fromkeys(prompts), *(s.prompt.text for s in eval_samples)])
     lora = recipe.model.lora
     adapter.add_lora(
         lora.rank, lora.alpha, targets=lora.targets, init=lora.init, seed=recipe.train.seed
