@@ -9,6 +9,7 @@ from marble.rewards import REGISTRY, RewardSet, check, load, names
 
 IMAGES = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
 METADATA = [{"source": "general"}] * 2
+REAL = ["clipscore", "pickscore", "hpsv2", "imagereward", "aesthetic", "geneval"]
 
 OWN = """
 from marble.rewards import Reward
@@ -116,9 +117,7 @@ def test_check_finds_what_is_there_without_loading(own, tmp_path):
     assert "lightness" in check(f"{own}:lightness")
 
 
-@pytest.mark.parametrize(
-    "name", ["clipscore", "pickscore", "hpsv2", "imagereward", "aesthetic", "geneval"]
-)
+@pytest.mark.parametrize("name", REAL)
 def test_check_says_how_to_fetch_what_is_missing(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""ImageReward: human preference by a BLIP that sees prompt and picture together (Xu et al. 2023)."""
+"""ImageReward: human preference by a BLIP that sees both prompt and picture (Xu et al. 2023)."""
 
 from __future__ import annotations
 

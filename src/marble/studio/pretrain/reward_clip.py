@@ -135,7 +135,7 @@ def train_clip(
         damage = torch.cat([torch.zeros_like(severity), damage_of(severity)])
         goal = torch.cat([features, 2 * damage[:, None]], 1)
         aside = F.mse_loss(read, goal)
-        advance(optimiser, loss + 0.1 * aside, model)
+        advance(optimiser, loss + 0.4 * aside, model)
         average.update(step)
         if step % 500 == 0:
             print(
@@ -209,7 +209,7 @@ def train_aesthetic(
     peak_lr: float = 2e-3,
     seed: int = 41,
 ) -> AestheticHead:
-    """A head on the frozen embedding that predicts ``aesthetic_label``."""
+    """A head on the frozen embedding that predicts ``aesthetic_label``, and ranks by damage."""
     device = train.device
     torch.manual_seed(seed)
     head = AestheticHead([model.config.projection_dim, 128, 64, 1], "gelu").to(device)
@@ -222,13 +222,15 @@ def train_aesthetic(
             break
         cosine_lr(optimiser, peak_lr, step, done)
         clean = mild(train.clean(index))
-        severity = torch.rand(len(index) // 2, device=device)
-        bad = spoil(clean[: len(severity)], severity, disturb)
-        x = torch.cat([clean, bad])
-        damage = torch.cat([torch.zeros(len(clean), device=device), damage_of(severity)])
+        severity = torch.rand(len(index), device=device)
+        x = torch.cat([clean, spoil(clean, severity, disturb)])
+        damage = torch.cat([torch.zeros_like(severity), damage_of(severity)])
         with torch.no_grad(), autocast(device):
             embedded = image_embeddings(model, x)
-        loss = F.smooth_l1_loss(head(embedded), aesthetic_label(beauty(x), mean, std, damage))
+        score = head(embedded)
+        loss = F.smooth_l1_loss(score, aesthetic_label(beauty(x), mean, std, damage))
+        better, worse = score.chunk(2)  # whatever else it is, damage is not pretty
+        loss = loss + 0.25 * F.softplus(-3 * (better - worse)).mean()
         advance(optimiser, loss, head)
         if step % 500 == 0:
             print(f"aesthetic {step:6d}  {done:4.0%}  loss {loss.item():.4f}", flush=True)

@@ -34,7 +34,7 @@ def spoil(x: Tensor, severity: Tensor, latent_noise=None) -> Tensor:
     picture in the autoencoder's latents: what an undertrained generator's mistakes look like.
     """
     ways = [_noisy, _blurred, _pixelated, _shuffled, _wavy, _ghosted, _faded]
-    ways += [_smeared, _misprinted, _blotched, _darkened]
+    ways += [_smeared, _misprinted, _blotched, _darkened, _wavy]  # waves are the hardest to see
     if latent_noise is not None:
         ways += [latent_noise] * 3
     pieces = zip(ways, x.tensor_split(len(ways)), severity.tensor_split(len(ways)))
@@ -129,8 +129,9 @@ def _blurred(x: Tensor, s: Tensor) -> Tensor:
 
 
 def _pixelated(x: Tensor, s: Tensor) -> Tensor:
-    coarse = F.interpolate(F.avg_pool2d(x, 4), scale_factor=4.0, mode="nearest")
-    return x + (0.2 + 0.8 * s) * (coarse - x)
+    side, step = x.shape[-1], int(torch.randint(3, 7, ()))
+    coarse = F.interpolate(F.interpolate(x, size=side // step, mode="area"), size=side)
+    return torch.lerp(x, coarse, 0.3 + 0.7 * s)
 
 
 def _shuffled(x: Tensor, s: Tensor) -> Tensor:

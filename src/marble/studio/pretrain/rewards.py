@@ -32,12 +32,12 @@ from .tokenizer import save_tokenizer
 
 #: Shares of the time budget.
 SHARES = {
-    "clip": 0.36,
-    "pick": 0.12,
+    "detector": 0.14,
+    "clip": 0.34,
     "aesthetic": 0.05,
-    "detector": 0.22,
-    "clip2": 0.17,
-    "realism": 0.08,
+    "pick": 0.13,
+    "clip2": 0.29,
+    "realism": 0.05,
 }
 
 
