@@ -1,0 +1,129 @@
+"""Killed at any moment and resumed, a run ends as if nothing had happened, bit for bit."""
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from _survive import (
+    assert_same_run,
+    kill_at,
+    make_world,
+    rows,
+    run_here,
+    run_to_end,
+    spawn,
+)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("survive"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(recipe, tmp_path_factory):
+    """The run that nobody disturbs."""
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    process = spawn(run_to_end, str(recipe), str(out))
+    process.join(200)
+    assert process.exitcode == 0
+    return out
+
+
+def test_killed_and_resumed_is_bit_for_bit_the_unbroken_run(recipe, unbroken, tmp_path):
+    """Six kills: some at a random time, some just as a checkpoint is being written."""
+    out, rng, kills = tmp_path / "run", random.Random(5), 0
+    while kills < 6:
+        resuming = (out / "config.yaml").exists()
+        process = spawn(run_to_end, str(recipe), str(out), (), resuming)
+        if kills % 2:
+            writing = lambda: any((out / "checkpoints").glob(".writing-*"))  # noqa: E731
+            killed = kill_at(process, rng.uniform(0, 0.02), writing)
+        else:
+            killed = kill_at(process, rng.uniform(0.2, 2.0))
+        if not killed:  # it was done before its turn came
+            assert process.exitcode == 0
+            break
+        kills += 1
+    assert kills >= 4
+    process = spawn(run_to_end, str(recipe), str(out), (), (out / "config.yaml").exists())
+    process.join(200)
+    assert process.exitcode == 0
+    assert_same_run(unbroken, out)
+
+
+def test_every_row_is_there_once_and_numbered(unbroken):
+    assert [row["step"] for row in rows(unbroken)] == list(range(1, 11))
+    assert [row["step"] for row in rows(unbroken, "evals.jsonl")] == [0, 4, 8, 10]
+    noisy = [row["reward/noisy/mean"] for row in rows(unbroken)]
+    assert len(set(noisy)) == 10
+
+
+def test_two_unbroken_runs_agree_so_the_comparison_means_something(recipe, unbroken, tmp_path):
+    """The same recipe twice is the same run, and another seed is not."""
+    again, _ = run_here(recipe, tmp_path / "again")
+    assert again.finished
+    assert_same_run(unbroken, tmp_path / "again")
+    other, _ = run_here(recipe, tmp_path / "other", "train.seed=1", "train.steps=2")
+    assert other.finished
+    with pytest.raises(AssertionError):
+        assert_same_run(unbroken, tmp_path / "other")
+
+
+def test_a_run_without_a_checkpoint_starts_over(recipe, tmp_path):
+    run_here(recipe, tmp_path / "a", "train.steps=2")
+    out = tmp_path / "b"
+    run_here(recipe, out, "train.steps=2")
+    for path in (out / "checkpoints").glob("step-*"):
+        path.rename(tmp_path / path.name)  # as if it had been killed before the first one
+    outcome, said = run_here(out / "config.yaml", out, resume=True)
+    assert outcome.finished and "starting over" in said
+    assert_same_run(tmp_path / "a", out)
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_the_command_line(recipe, tmp_path):
+    """`marble train`, killed twenty times at random moments, each time `marble train --resume`."""
+    marble = [sys.executable, "-m", "marble", "train"]
+    steps = ["train.steps=30", "train.checkpoint_every=1"]
+    calm, out = tmp_path / "calm", tmp_path / "run"
+    subprocess.run(
+        [*marble, str(recipe), *steps, "--out", str(calm), "--device", "cpu"], check=True
+    )
+    first = [*marble, str(recipe), *steps, "--out", str(out), "--device", "cpu"]
+    again = [*marble, "--resume", str(out), "--device", "cpu"]
+    rng, kills = random.Random(0), 0
+    started = time.monotonic()
+    while kills < 20:
+        there = (out / "config.yaml").exists()
+        process = subprocess.Popen(again if there else first, stderr=subprocess.PIPE)
+        seen = _newest(out)
+        # Half of the moments lie anywhere, also before the run has begun; the other half within a
+        # second after it has made some progress, so that twenty kills do not end where they began.
+        if rng.random() < 0.3:
+            _wait(process, rng.uniform(0, 15), lambda: False)
+        else:
+            _wait(process, 120, lambda seen=seen: _newest(out) > seen)
+            _wait(process, rng.uniform(0, 1.0), lambda: False)
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stderr.read().decode()
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+        assert time.monotonic() - started < 1800
+    assert kills == 20
+    subprocess.run(again, check=True)
+    assert_same_run(calm, out)
+
+
+def _newest(out):
+    return max((p.name for p in (out / "checkpoints").glob("step-*")), default="")
+
+
+def _wait(process, seconds, until):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None and not until():
+        time.sleep(0.002)
