@@ -26,7 +26,10 @@ from safetensors.torch import load_file
 from marble.errors import MarbleError
 from marble.models.tiny import save_tiny_sd3
 from marble.recipe import Recipe, load_recipe
+from marble.training import setup
 from marble.training.checkpoint import newest_complete
+from marble.training.fsdp import held_here
+from marble.training.processes import Processes
 from marble.training.run import train
 
 REWARDS = '''
@@ -152,9 +155,7 @@ def run_to_end(recipe: str, out: str, overrides: Sequence[str] = (), resume: boo
         os._exit(2)
 
 
-def _rank(
-    rank: int, size: int, port: int, recipe: str, out: str, overrides: Sequence[str], resume: bool
-) -> None:
+def _rank(rank: int, size: int, port: int, body: Callable[..., None], *args: Any) -> None:
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -164,18 +165,32 @@ def _rank(
         MASTER_PORT=str(port),
         ACCELERATE_USE_CPU="true",
     )
-    run_to_end(recipe, out, overrides, resume)
+    body(*args)
+
+
+def build_only(recipe: str, out: str, overrides: Sequence[str], resume: bool) -> None:
+    """Builds a run's parts; writes how many frozen numbers of the denoiser this process holds."""
+    loaded, processes = load_recipe(recipe, list(overrides)), Processes("cpu")
+    parts = setup.build(loaded, processes.device, processes.size)
+    held = held_here(parts.adapter.transformer)
+    (Path(out) / f"held-{processes.rank}").write_text(str(held))
+    processes.close()
 
 
 def run_processes(
-    size: int, recipe: Path, out: Path, *overrides: str, resume: bool = False
+    size: int,
+    recipe: Path,
+    out: Path,
+    *overrides: str,
+    resume: bool = False,
+    body: Callable[..., None] = run_to_end,
 ) -> list[int | None]:
     """A run of `size` gloo processes; their exit statuses."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
-        spawn(_rank, rank, size, port, str(recipe), str(out), overrides, resume)
+        spawn(_rank, rank, size, port, body, str(recipe), str(out), overrides, resume)
         for rank in range(size)
     ]
     for process in ranks:

@@ -50,10 +50,11 @@ def check_settings(
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise MarbleError("The model has no trainable parameter. Add a LoRA, or unfreeze some.")
-    if any(hasattr(p, "full_tensor") for p in model.parameters()):
+    if any(hasattr(p, "full_tensor") for p in model.parameters() if p.requires_grad):
         raise MarbleError(
-            "The model's parameters are sharded (FSDP). Balancer sums whole gradients over "
-            "processes: give it a plain or DDP model, or use marble.jacobian.Jacobian itself."
+            "The model's trained parameters are sharded (FSDP). Balancer sums whole gradients over "
+            "processes: shard only what is frozen (fully_shard's ignored_params), or use "
+            "marble.jacobian.Jacobian itself."
         )
 
 

@@ -57,11 +57,13 @@ def load(
     offload_encoders: bool = False,
     gradient_checkpointing: bool = False,
     compile: bool = False,
+    denoiser_on_cpu: bool = False,
 ) -> Adapter:
     """The adapter of `studio`, a diffusers folder or a hub id.
 
     `dtype` is the format of the frozen weights, `precision` that of the computation (default: the
-    same); both `fp32`, `bf16` or `fp16`. LoRA weights are always fp32.
+    same); both `fp32`, `bf16` or `fp16`. LoRA weights are always fp32. `denoiser_on_cpu` leaves the
+    denoiser in main memory, for whoever shards it onto the device.
     """
     folder, family = check(path, revision)
     options: dict[str, Any] = {
@@ -74,6 +76,7 @@ def load(
         "offload_encoders": offload_encoders,
         "gradient_checkpointing": gradient_checkpointing,
         "compile": compile,
+        "denoiser_on_cpu": denoiser_on_cpu,
     }
     return _adapter_class(family).from_folder(folder, **options)
 

@@ -55,6 +55,7 @@ class SD3Adapter(Adapter):
         offload_encoders: bool = False,
         gradient_checkpointing: bool = False,
         compile: bool = False,
+        denoiser_on_cpu: bool = False,
     ) -> None:
         super().__init__(device, dtype, precision)
         self.pipeline = pipeline
@@ -66,6 +67,7 @@ class SD3Adapter(Adapter):
         for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
                 stays = offload_encoders and name in _ENCODERS
+                stays |= denoiser_on_cpu and name == "transformer"
                 part.requires_grad_(False).eval().to("cpu" if stays else self.device)
         with quiet():  # decoding in 16 bits costs visible levels and saves little
             pipeline.vae.to(torch.float32)

@@ -61,10 +61,12 @@ def evaluate_policy(
     started = time.perf_counter()
     settings, rollout = recipe.eval, recipe.rollout
     sets = [r for r in rewards if r is not None]
+    # With a sharded model all processes must draw equally often: a few samples are drawn twice.
+    even = [*samples, *samples[: -len(samples) % processes.size]]
     mine = make_rollout(
         adapter,
         sets[0],
-        processes.mine(samples),
+        processes.mine(even),
         policy=policy,
         steps=settings.steps or rollout.steps,
         sampler=settings.sampler or rollout.sampler,
@@ -79,7 +81,8 @@ def evaluate_policy(
         tables.append(more.score(mine.images, prompts, metadata))
     table, images = np.concatenate(tables), mine.images
     if processes.size > 1:
-        table, images = _collect(table, images, len(samples), processes)
+        table, images = _collect(table, images, len(even), processes)
+        table, images = table[:, : len(samples)], images[: len(samples)]
     names = [name for r in sets for name in r.names]
     return Evaluation(list(samples), images, dict(zip(names, table)), time.perf_counter() - started)
 

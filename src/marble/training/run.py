@@ -11,7 +11,7 @@ from rich.console import Console
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe
-from marble.training import setup
+from marble.training import fsdp, setup
 from marble.training.checkpoint import load_state
 from marble.training.display import Display
 from marble.training.guard import Diverged
@@ -70,12 +70,15 @@ def _train(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     processes.together(lambda: setup.check(recipe))  # before there is a folder
+    fsdp.check(recipe, processes.size)
     recorder = Recorder(recipe, out, processes, resuming=resume)
     trainer: Trainer | None = None
     try:
         checkpoint = recorder.find_checkpoint(say) if resume else None
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
-            parts = processes.together(lambda: setup.build(recipe, processes.device))
+            parts = processes.together(
+                lambda: setup.build(recipe, processes.device, processes.size)
+            )
             trainer = Trainer(recipe, parts, processes)
         if checkpoint is not None:
             state = load_state(checkpoint)

@@ -19,6 +19,7 @@ from marble.recipe import Recipe
 from marble.rewards import RewardSet
 from marble.rewards import check as check_reward
 from marble.rewards import load as load_reward
+from marble.training.fsdp import shard_base
 
 
 @dataclass
@@ -56,16 +57,19 @@ def check(recipe: Recipe, *, training: bool = True) -> None:
         )
 
 
-def build(recipe: Recipe, device: torch.device) -> Parts:
+def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     """The parts of a recipe that `check` found no fault with."""
+    sharded = recipe.train.fsdp and processes > 1
     samplers = _samplers(recipe)
     eval_samples = evaluation_samples(recipe)
     rewards, heldout = build_rewards(recipe, device)
-    adapter = build_adapter(recipe, device)
+    adapter = build_adapter(recipe, device, denoiser_on_cpu=sharded)
     lora = recipe.model.lora
     adapter.add_lora(
         lora.rank, lora.alpha, targets=lora.targets, init=lora.init, seed=recipe.train.seed
     )
+    if sharded:
+        shard_base(adapter, processes)
     optim = recipe.optim
     optimizer = torch.optim.AdamW(
         list(adapter.lora_parameters().values()),
@@ -78,7 +82,9 @@ def build(recipe: Recipe, device: torch.device) -> Parts:
     return Parts(adapter, rewards, heldout, samplers, eval_samples, balancer, optimizer)
 
 
-def build_adapter(recipe: Recipe, device: torch.device) -> Adapter:
+def build_adapter(
+    recipe: Recipe, device: torch.device, *, denoiser_on_cpu: bool = False
+) -> Adapter:
     model = recipe.model
     return marble.models.load(
         model.path,
@@ -92,6 +98,7 @@ def build_adapter(recipe: Recipe, device: torch.device) -> Adapter:
         offload_encoders=model.offload_encoders,
         gradient_checkpointing=model.gradient_checkpointing,
         compile=model.compile,
+        denoiser_on_cpu=denoiser_on_cpu,
     )
 
 

@@ -1,0 +1,134 @@
+"""However many processes share a run, it is the same run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from _survive import (
+    build_only,
+    final_state,
+    make_world,
+    rewards_override,
+    rows,
+    run_processes,
+)
+
+from marble.errors import MarbleError
+from marble.recipe import load_recipe
+from marble.training import fsdp
+
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    """Runs with so many processes; every kind of run once."""
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+
+    def make(name, *sizes, overrides=()):
+        if name not in done:
+            out = folder / name
+            toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+            common = [toys, "eval.every=0", f"train.steps={STEPS}", *overrides]
+            for part, size in enumerate(sizes):
+                stop_at = STEPS * (part + 1) // len(sizes)
+                # The second part of a run takes its recipe from the folder.
+                changes = common if part == 0 else []
+                changes = [*changes, f"train.steps={stop_at}"]
+                statuses = run_processes(size, recipe, out, *changes, resume=part > 0)
+                assert statuses == [0] * size
+            done[name] = out
+        return done[name]
+
+    return make
+
+
+def assert_same(a, b):
+    """Same samples, same advantages, α to 1e-6, weights to 1e-5."""
+    for step in range(1, STEPS + 1):
+        one, two = (
+            json.loads((r / "advantages" / f"step-{step:06d}.json").read_text()) for r in (a, b)
+        )
+        assert one["samples"] == two["samples"]
+        # Advantages are written with four digits.
+        for key, bound in (("score", 1e-6), ("advantage", 1.1e-4)):
+            x, y = (np.array(t[key], dtype=float) for t in (one, two))
+            assert np.array_equal(np.isnan(x), np.isnan(y))
+            assert np.nanmax(np.abs(x - y)) <= bound, (key, step)
+        pictures = [
+            json.loads((r / "samples" / f"step-{step:06d}" / "index.json").read_text())
+            for r in (a, b)
+        ]
+        seeds = [[(s["prompt"], s["seed"]) for s in p["samples"]] for p in pictures]
+        assert seeds[0] == seeds[1]
+    for x, y in zip(rows(a), rows(b), strict=True):
+        assert x["step"] == y["step"]
+        alphas = [key for key in x if key.startswith(("alpha/", "alpha_raw/"))]
+        assert len(alphas) == 6
+        for key in alphas:
+            assert abs(x[key] - y[key]) <= 1e-6, (x["step"], key)
+    (tensors_a, _), (tensors_b, _) = final_state(a), final_state(b)
+    checked = 0
+    for name, tensor in tensors_a.items():
+        if name.startswith(("state/live", "state/old", "state/ema", "lora/")):
+            assert (tensor - tensors_b[name]).abs().max() <= 1e-5, name
+            checked += 1
+    assert checked > 20
+    moved = max(float(t.abs().max()) for n, t in tensors_a.items() if ".lora_B." in n)
+    assert moved > 1e-3  # B starts at zero: there was something to differ in
+
+
+def test_two_processes_are_one(run):
+    assert_same(run("one", 1), run("two", 2))
+
+
+def test_begun_with_two_resumed_with_three(run):
+    assert_same(run("one", 1), run("two then three", 2, 3))
+
+
+def test_sharding_the_frozen_base_changes_nothing(run):
+    sharded = run("fsdp", 2, overrides=["train.fsdp=true"])
+    assert_same(run("one", 1), sharded)
+
+
+def test_a_sharded_base_is_held_once_among_the_processes(recipe, tmp_path):
+    for name, fsdp in (("whole", "false"), ("shards", "true")):
+        (tmp_path / name).mkdir()
+        statuses = run_processes(2, recipe, tmp_path / name, f"train.fsdp={fsdp}", body=build_only)
+        assert statuses == [0, 0]
+    whole, *shards = (
+        int((tmp_path / name).read_text())
+        for name in ("whole/held-0", "shards/held-0", "shards/held-1")
+    )
+    # The LoRA of the old policy stays whole on every process; it is a small part.
+    assert max(shards) < 0.6 * whole and sum(shards) >= whole
+
+
+def test_sharding_says_what_it_cannot_do(recipe):
+    for overrides, message in (
+        (["data.prompts_per_epoch=1", "data.images_per_prompt=5"], "must divide by 2 processes"),
+        (["train.steps_per_epoch=2"], "train.steps_per_epoch=1"),
+        (["model.compile=true"], "model.compile"),
+    ):
+        chosen = load_recipe(str(recipe), ["train.fsdp=true", *overrides])
+        fsdp.check(chosen, 1)
+        with pytest.raises(MarbleError, match=message):
+            fsdp.check(chosen, 2)
+
+
+@pytest.mark.slow
+def test_three_processes_are_one(run):
+    assert_same(run("one", 1), run("three", 3))
+
+
+@pytest.mark.slow
+def test_resumed_with_as_many_processes_is_bit_for_bit(recipe, run):
+    one, two = run("two", 2), run("two then two", 2, 2)
+    for (name, a), b in zip(final_state(one)[0].items(), final_state(two)[0].values(), strict=True):
+        assert torch.equal(a, b), name
