@@ -1,8 +1,13 @@
-"""Whether this machine can run a recipe: packages, weights, prompts, rewards, memory, disk."""
+"""Whether this machine can run a recipe: packages, weights, prompts, rewards, memory, disk.
+
+Nothing is loaded and nothing is downloaded.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
+import os
+import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,7 +18,8 @@ from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
 
 PACKAGES = ("torch", "diffusers", "peft", "accelerate", "transformers", "safetensors")
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+SMALL = 500_000_000
+"""Parameters up to which a model trains on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -28,84 +34,129 @@ class Check:
 
 
 def examine(name: str, overrides: list[str] | None = None) -> list[Check]:
-    """Every check of a recipe, none of which loads a model."""
-    recipe = load_recipe(name, overrides or [])
-    return list(_checks(recipe))
+    """Every check of a recipe, in the order in which a run would need them."""
+    return list(checks_of(load_recipe(name, overrides or [])))
 
 
-def _checks(recipe: Recipe) -> Iterator[Check]:
-    for package in PACKAGES:
-        found = importlib.util.find_spec(package) is not None
-        yield Check(
-            f"package {package}", found, "installed" if found else "absent", "pip install marble-rl"
-        )
+def checks_of(recipe: Recipe) -> Iterator[Check]:
+    yield _packages()
+    yield from _trackers(recipe)
     yield _model(recipe)
     for name, source in recipe.data.sources.items():
-        yield _attempt(f"prompts {name}", lambda s=source, n=name: _prompts(recipe, s.path, n))
+        yield _prompts(recipe, name, source.path, source.eval_path)
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
-        yield _attempt(f"reward {entry.name}", lambda e=entry: _reward(e.reward, e.options))
+        held_out = entry in recipe.rewards.heldout
+        yield _reward(entry.name, entry.reward, entry.options, held_out=held_out)
+    yield _device(recipe)
     yield _memory(recipe)
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    need = 2.0 if recipe.model.path == "studio" else 20.0
-    yield Check(
-        "disk", free > need, f"{free:.0f} GB free, {need:.0f} GB wanted", "choose another --out"
-    )
+    yield _disk(recipe)
 
 
-def _attempt(what: str, look: Callable[[], str]) -> Check:
+def _attempt(what: str, look: Callable[[], str], remedy: str = "") -> Check:
     try:
         return Check(what, True, look())
     except MarbleError as error:
-        return Check(what, False, str(error))
+        problem, _, advice = str(error).partition("; ")
+        return Check(what, False, problem, advice or remedy)
 
 
-def _prompts(recipe: Recipe, path: str, name: str) -> str:
-    from marble.data import load_prompts
+def _packages() -> Check:
+    versions, absent = [f"python {platform.python_version()}"], []
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            absent.append(package)
+    if absent:
+        return Check("packages", False, f"{', '.join(absent)} absent", "pip install marble-rl")
+    return Check("packages", True, ", ".join(versions))
 
-    counts = [
-        f"{len(load_prompts(path, split, source=name))} {split}"
-        for split in (recipe.data.train_split, recipe.data.eval_split)
-    ]
-    return ", ".join(counts)
 
-
-def _reward(reward: str, options: dict[str, Any]) -> str:
-    from marble.rewards import check
-
-    return check(reward, **options)
+def _trackers(recipe: Recipe) -> Iterator[Check]:
+    for name in recipe.log.trackers:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            remedy = f'pip install "marble-rl[trackers]", or take {name} out of log.trackers'
+            yield Check(f"tracker {name}", False, "absent", remedy)
 
 
 def _model(recipe: Recipe) -> Check:
     import marble.models
+    from marble.models.folder import NotHere, find_local, how_to_fetch
 
+    path, revision = recipe.model.path, recipe.model.revision
     try:
-        folder, family = marble.models.check(recipe.model.path, recipe.model.revision)
+        folder, family = marble.models.check(str(find_local(path, revision)))
+    except NotHere as error:
+        return Check("model", False, str(error), how_to_fetch(path, revision))
     except MarbleError as error:
-        return Check("model", False, str(error))
+        problem, _, remedy = str(error).partition("; ")
+        return Check("model", False, problem, remedy or "give model.path another folder or hub id")
     return Check("model", True, f"{family} in {folder}")
 
 
-def _memory(recipe: Recipe) -> Check:
-    """Weights, LoRA states and accumulators are counted; activations are a rule of thumb."""
+def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Check:
+    from marble.data import load_prompts
+
+    data = recipe.data
+
+    def look() -> str:
+        trained = load_prompts(path, data.train_split, source=name)
+        held_out = load_prompts(eval_path or path, data.eval_split, source=name)
+        return f"{len(trained)} {data.train_split}, {len(held_out)} {data.eval_split} in {path}"
+
+    remedy = f"put the prompts there, or set data.sources.{name}.path=FOLDER (docs/sd35.md)"
+    return _attempt(f"prompts {name}", look, remedy)
+
+
+def _reward(name: str, reward: str, options: dict[str, Any], *, held_out: bool) -> Check:
+    from marble.rewards import check
+
+    what = f"reward {name}" + (" (held out)" if held_out else "")
+    return _attempt(what, lambda: check(reward, **options), f"set rewards.{name}.options")
+
+
+def _device(recipe: Recipe) -> Check:
     import torch
 
-    from marble.memory import estimate_gb
+    from marble.memory import model_parameters
 
-    need = estimate_gb(recipe)
     if torch.cuda.is_available():
-        have, where = (
-            torch.cuda.get_device_properties(0).total_memory / 1e9,
-            torch.cuda.get_device_name(0),
-        )
-    else:
-        import os
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return Check("device", True, f"{len(names)} × {names[0]}, CUDA {torch.version.cuda}")
+    count = model_parameters(recipe)
+    found = f"CPU with {os.cpu_count()} cores, no CUDA device"
+    if count <= SMALL:
+        return Check("device", True, found)
+    remedy = f"a model of {count / 1e9:.1f} billion parameters trains on a GPU only"
+    return Check("device", False, found, remedy)
 
+
+def _memory(recipe: Recipe) -> Check:
+    import torch
+
+    from marble.memory import estimate
+    from marble.training.memory import savings
+
+    need = estimate(recipe)
+    if torch.cuda.is_available():
+        have, where = torch.cuda.get_device_properties(0).total_memory / 1e9, "on each GPU"
+    else:
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-        where = "CPU"
-    remedy = (
-        "in order of cost: model.gradient_checkpointing=true, smaller train.batch_size and "
-        "rollout.batch_size, model.dtype=bf16, balance.heldout_half=false, smaller model.lora.rank"
-    )
-    return Check(
-        "memory", need < have, f"about {need:.1f} GB wanted, {have:.0f} GB on {where}", remedy
-    )
+        where = "of main memory"
+    parts = sorted(need.held, key=lambda part: -need.held[part])
+    large = [f"{part} {need.held[part]:.1f}" for part in parts if need.held[part] >= 0.5]
+    held = f" (held all along: {', '.join(large)})" if len(large) > 1 else ""
+    found = f"about {need.peak:.1f} GB wanted{held}, most while {need.peak_phase}; "
+    found += f"{have:.0f} GB {where}"
+    remedy = "to lower it, cheapest first: " + "; ".join(savings(recipe))
+    return Check("memory", need.peak < have, found, remedy)
+
+
+def _disk(recipe: Recipe) -> Check:
+    from marble.memory import disk_gb
+
+    need, free = disk_gb(recipe), shutil.disk_usage(Path.cwd()).free / 1e9
+    found = f"about {need:.1f} GB for the run, {free:.0f} GB free here"
+    return Check("disk", free > need, found, "free some, or choose another disk with --out")

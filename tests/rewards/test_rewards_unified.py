@@ -1,4 +1,4 @@
-"""The vision-language judge: what is sent, what is understood, and what is not taken for a score."""
+"""The vision-language judge: what is sent, what is understood, what is no score."""
 
 import base64
 import json

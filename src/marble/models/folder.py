@@ -11,9 +11,24 @@ from typing import Any
 
 from marble.errors import MarbleError
 
+#: Owners of hub models whose licence has to be accepted on their page first.
+GATED = ("stabilityai/", "black-forest-labs/")
+
 
 def find_model(path: str, revision: str | None = None) -> Path:
     """Local folder of `studio`, of a folder, or of a hub id (downloaded if need be)."""
+    try:
+        return find_local(path, revision)
+    except NotHere:
+        return _download(path, revision)
+
+
+class NotHere(MarbleError):
+    """A hub id that has not been downloaded yet."""
+
+
+def find_local(path: str, revision: str | None = None) -> Path:
+    """The same without downloading: `NotHere` for a hub id whose files are not on this machine."""
     if path == "studio":
         folder = Path(str(resources.files("marble"))) / "studio" / "assets" / "pipeline"
         if not (folder / "model_index.json").is_file():
@@ -25,20 +40,46 @@ def find_model(path: str, revision: str | None = None) -> Path:
     is_hub_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
     if not is_hub_id:
         raise MarbleError(f"model.path: no such folder: {path}")
-    return _download(path, revision)
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(path, revision=revision, local_files_only=True))
+        check_weights(folder, pipeline_index(folder))  # an interrupted download leaves holes
+    except Exception:
+        raise NotHere(f"{path} is not on this machine yet") from None
+    return folder
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
     from diffusers import DiffusionPipeline
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    from marble.models.quiet import quiet
 
     try:
-        return Path(DiffusionPipeline.download(hub_id, revision=revision, use_safetensors=True))
+        with quiet():
+            return Path(DiffusionPipeline.download(hub_id, revision=revision, use_safetensors=True))
+    except GatedRepoError:
+        cause = "its licence is not accepted, or you are not logged in"
+    except RepositoryNotFoundError:
+        cause = "the hub knows no such model"
     except Exception as error:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MarbleError(
-            f"model.path: {hub_id} is neither a folder here nor could it be had from the hub "
-            f"({cause}); download it first and give its folder"
-        ) from None
+        cause = f"the hub cannot be reached: {type(error).__name__}"
+    raise MarbleError(
+        f"model.path: {hub_id} is not on this machine and cannot be downloaded ({cause}); "
+        f"{how_to_fetch(hub_id, revision)}"
+    )
+
+
+def how_to_fetch(hub_id: str, revision: str | None = None) -> str:
+    """The steps from nothing to weights on this machine."""
+    fetch = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+    if not hub_id.startswith(GATED):
+        return f"run `{fetch}`, or give the folder of a copy as model.path"
+    return (
+        f"accept the licence on https://huggingface.co/{hub_id}, then run `hf auth login` and "
+        f"`{fetch}`, or give the folder of a copy as model.path"
+    )
 
 
 def pipeline_index(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,199 @@
+"""What a recipe will need on one device, before anything is loaded.
+
+Weights and training states are counted exactly where the model's files are here, and from the
+published sizes of Stable Diffusion 3.5 Medium where they are not. Activations follow a rule of
+thumb: bytes a token, a layer and a unit of width, measured on an H200 (SD3.5 Medium, batch 9, 512
+pixels, bf16, no checkpointing: 32.05 GB).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marble.errors import MarbleError
+from marble.models.folder import find_local, pipeline_index
+from marble.recipe import Recipe
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
+
+#: Parameters of the pipeline's parts, and what the transformer's config.json says.
+SD35M_PARTS = {
+    "transformer": 2_243_171_520,
+    "vae": 83_819_683,
+    "text_encoder": 123_650_304,
+    "text_encoder_2": 694_659_840,
+    "text_encoder_3": 4_762_310_656,
+}
+SD35M_CONFIG: dict[str, Any] = {
+    "num_layers": 24,
+    "num_attention_heads": 24,
+    "attention_head_dim": 64,
+    "patch_size": 2,
+    "sample_size": 128,
+}
+ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+
+#: Which checkpoints a reward loads. Rewards on the same one in the same precision share it.
+REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
+    "clipscore": (("clip-l", 427_616_513),),
+    "aesthetic": (("clip-l", 427_616_513), ("aesthetic-head", 1_000_000)),
+    "pickscore": (("clip-h", 986_109_441),),
+    "hpsv2": (("hps", 986_109_441),),
+    "imagereward": (("imagereward", 447_000_000),),
+    "geneval": (("clip-l", 427_616_513), ("mask2former", 68_800_000)),
+}
+#: Working memory of a reward on one batch, in bytes: the detector's pictures have 800 pixels.
+DETECTOR_PICTURE = 0.55e9
+OTHER_REWARD = 0.5e9
+
+ACTIVATION = 67.0
+"""Bytes a token · layer · width kept for the backward without checkpointing."""
+VAE_PIXEL = 3000.0
+"""Bytes a pixel while the fp32 decoder works at full resolution."""
+CUDA_CONTEXT = 0.6e9
+SHIFT_SCALE = 8
+CLIP_TOKENS, T5_TOKENS = 77, 256
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """All in GB (1e9 bytes). `phases` are whole peaks, not additions."""
+
+    held: dict[str, float]
+    phases: dict[str, float]
+
+    @property
+    def peak(self) -> float:
+        return max(self.phases.values())
+
+    @property
+    def peak_phase(self) -> str:
+        return max(self.phases, key=lambda name: self.phases[name])
+
+
+def estimate(recipe: Recipe) -> Estimate:
+    """Memory of the device that runs one process of the recipe."""
+    parts, config = _model(recipe)
+    model, k = recipe.model, len(recipe.rewards.train)
+    size = BYTES[model.dtype]
+    lora = lora_parameters(config, model.lora.rank, len(model.lora.targets or ()) or None)
+    # default, old, EMA, gradient, Adam's two moments; K accumulators and the outside row.
+    rows = 6 + (k + 1) * (2 if recipe.balance.heldout_half else 1)
+    rows += k if recipe.balance.gradient_ema else 0
+    encoders = sum(parts.get(name, 0) for name in ENCODERS) * size
+    held = {
+        "transformer": parts["transformer"] * size,
+        "vae": parts.get("vae", 0) * 4,
+        "LoRA and its states": 4.0 * lora * rows,
+        "rewards": reward_bytes(recipe),
+        "text encoders": 0 if model.offload_encoders else encoders,
+        "CUDA itself": CUDA_CONTEXT,
+    }
+    base = sum(held.values())
+    side = (model.resolution or config["sample_size"] * SHIFT_SCALE) / SHIFT_SCALE
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    text = CLIP_TOKENS + (model.max_sequence_length or T5_TOKENS) * ("text_encoder_3" in parts)
+    cells = ((side / config["patch_size"]) ** 2 + text) * width
+    layers = config["num_layers"]
+    if model.gradient_checkpointing:  # the blocks' inputs, and two blocks at work
+        kept = cells * (4 * layers + 2 * ACTIVATION)
+    else:
+        kept = cells * layers * ACTIVATION
+    scoring = _scoring(recipe)
+    meanwhile = scoring if recipe.train.overlap_rewards else 0.0
+    drawing = recipe.rollout.batch_size * cells * ACTIVATION
+    decoding = recipe.rollout.batch_size * (side * SHIFT_SCALE) ** 2 * VAE_PIXEL
+    phases = {
+        "encoding prompts": base + (encoders if model.offload_encoders else 0),
+        "sampling": base + drawing + meanwhile,
+        "decoding": base + decoding + meanwhile,
+        "rewards": base + scoring,
+        "training": base + recipe.train.batch_size * kept,
+    }
+    return Estimate({k: v / 1e9 for k, v in held.items()}, {k: v / 1e9 for k, v in phases.items()})
+
+
+def model_parameters(recipe: Recipe) -> int:
+    """Of the transformer, from its files or as published."""
+    return _model(recipe)[0]["transformer"]
+
+
+def lora_parameters(config: dict[str, Any], rank: int, targets: int | None = None) -> int:
+    """Of the eight attention projections a block (the last has no text output), each r·(d + d)."""
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    one = 2 * rank * width
+    if targets is not None:
+        return one * config["num_layers"] * targets
+    return one * (8 * config["num_layers"] - 1)
+
+
+def reward_bytes(recipe: Recipe) -> float:
+    """Weights of the rewards' models, shared ones once; 0 for those that live elsewhere."""
+    models: dict[tuple[str, str], float] = {}
+    for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
+        precision = str(entry.options.get("dtype", "fp32"))
+        for name, count in REWARD_MODELS.get(entry.reward, ()):
+            key = (str(entry.options.get("path", name)), precision)
+            if name == "mask2former":  # one instance each
+                key = (entry.name, precision)
+            models[key] = count * BYTES.get(precision, 4)
+    return sum(models.values())
+
+
+def disk_gb(recipe: Recipe) -> float:
+    """What a run writes: checkpoints (live, old, EMA, two moments, the LoRA) and pictures."""
+    _, config = _model(recipe)
+    state = 4.0 * 6 * lora_parameters(config, recipe.model.lora.rank)
+    if recipe.balance.gradient_ema:
+        state *= 1 + len(recipe.rewards.train) / 6
+    side = recipe.model.resolution or config["sample_size"] * SHIFT_SCALE
+    evals = 2 + (recipe.train.steps // recipe.eval.every if recipe.eval.every else 0)
+    shown = len(recipe.data.sources) * (recipe.eval.prompts or 500) * recipe.eval.images_per_prompt
+    pictures = evals * shown * 1.6 * side * side
+    return (state * (recipe.train.keep_checkpoints + 1) + pictures) / 1e9
+
+
+def _scoring(recipe: Recipe) -> float:
+    biggest = 0.0
+    for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
+        if entry.reward == "geneval":
+            at_once = min(int(entry.options.get("batch_size", 8)), recipe.rollout.batch_size)
+            biggest = max(biggest, at_once * DETECTOR_PICTURE)
+        elif entry.reward in REWARD_MODELS:
+            biggest = max(biggest, OTHER_REWARD)
+    return biggest
+
+
+def _model(recipe: Recipe) -> tuple[dict[str, int], dict[str, Any]]:
+    """Parameter counts of the pipeline's parts, and the transformer's configuration."""
+    try:
+        folder = find_local(recipe.model.path, recipe.model.revision)
+        index = pipeline_index(folder)
+        config = json.loads((folder / "transformer" / "config.json").read_text())
+        present = {n: e for n, e in index.items() if isinstance(e, list) and e[0] is not None}
+        counts = {name: count_parameters(folder / name) for name in present}
+        if counts.get("transformer"):
+            return {n: c for n, c in counts.items() if c}, SD35M_CONFIG | config
+    except (MarbleError, OSError, ValueError):
+        pass
+    return dict(SD35M_PARTS), SD35M_CONFIG
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in a folder's safetensors files, from their headers."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                count = 1
+                for n in tensor["shape"]:
+                    count *= n
+                total += count
+    return total

@@ -1,0 +1,169 @@
+"""`marble doctor`: what it finds, how it reads, and that its memory estimate adds up."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from marble.cli import app
+from marble.doctor import examine
+from marble.memory import count_parameters, disk_gb, estimate, lora_parameters, reward_bytes
+from marble.models.tiny import save_tiny_sd3
+from marble.recipe import list_recipes, load_recipe
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    """No network, and a hub cache that is empty."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return save_tiny_sd3(tmp_path_factory.mktemp("model"), t5=True)
+
+
+@pytest.fixture
+def ready(tiny, tmp_path):
+    """Overrides with which a small recipe has all it needs."""
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.txt").write_text("a dog\na cat\n")
+    (tmp_path / "mine.yaml").write_text(
+        f"model: {{path: {tiny}, dtype: fp32}}\n"
+        f"data: {{sources: {{general: {tmp_path}}}}}\n"
+        "rewards: [ocr]\n"
+    )
+    return str(tmp_path / "mine.yaml")
+
+
+def doctor(*words):
+    return CliRunner().invoke(app, ["doctor", *words])
+
+
+def test_a_recipe_that_is_ready(ready):
+    result = doctor(ready)
+    assert result.exit_code == 0, result.output
+    assert "MISSING" not in result.output and "is ready: marble train" in result.output
+    assert "2 train, 2 test" in result.output and "StableDiffusion3Pipeline in" in result.output
+
+
+def test_sd35m_without_weights_says_how_to_get_each_thing():
+    result = doctor("sd35m-5rewards")
+    assert result.exit_code == 1
+    text = " ".join(result.output.split())
+    assert "accept the licence on https://huggingface.co/stabilityai/stable" in text
+    assert "hf auth login" in text and "hf download stabilityai/stable-diffusion-3.5-medium" in text
+    assert "data/pickscore: no such prompt" in text and "data.sources.general.path=FOLDER" in text
+    for reward in ("geneval", "pickscore", "clipscore", "hpsv2", "imagereward", "aesthetic"):
+        assert f"MISSING reward {reward}" in text
+    assert "sd35m-5rewards is not ready" in text
+    assert max(map(len, result.output.splitlines()[:-1])) <= 120
+
+
+def test_json_is_one_object_with_the_same_verdict():
+    result = doctor("sd35m-5rewards", "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert told["ready"] is False
+    checks = {check["what"]: check for check in told["checks"]}
+    assert checks["packages"]["ok"] and not checks["model"]["ok"]
+    assert all(check["remedy"] for check in told["checks"] if not check["ok"])
+
+
+def test_every_shipped_recipe_can_be_examined():
+    for name in list_recipes():
+        whats = [check.what for check in examine(name)]
+        assert {"packages", "model", "device", "memory", "disk"} <= set(whats)
+
+
+def test_a_damaged_weight_file_is_found(tiny, ready, tmp_path):
+    copy = save_tiny_sd3(tmp_path / "copy")
+    file = next((copy / "transformer").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-10])
+    checks = {c.what: c for c in examine(ready, [f"model.path={copy}"])}
+    assert not checks["model"].ok and "damaged" in checks["model"].found
+
+
+def test_a_tracker_that_is_not_installed_is_named(ready, monkeypatch):
+    import importlib.metadata
+
+    real = importlib.metadata.version
+
+    def version(name):
+        if name == "wandb":
+            raise importlib.metadata.PackageNotFoundError
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    checks = {c.what: c for c in examine(ready, ["log.trackers=[wandb]"])}
+    assert (
+        not checks["tracker wandb"].ok and "marble-rl[trackers]" in checks["tracker wandb"].remedy
+    )
+
+
+def test_a_users_mistake_is_status_2():
+    assert doctor("no-such-recipe").exit_code != 0
+    with pytest.raises(Exception, match="one recipe at a time"):
+        CliRunner().invoke(app, ["doctor", "studio", "studio-fast"], catch_exceptions=False)
+
+
+# -- the estimate ---------------------------------------------------------------------------------
+
+
+def test_parameters_are_counted_from_the_files(tiny):
+    from diffusers import SD3Transformer2DModel
+
+    model = SD3Transformer2DModel.from_pretrained(tiny, subfolder="transformer")
+    counted = count_parameters(tiny / "transformer")
+    buffers = sum(b.numel() for b in model.state_dict().values())
+    assert counted == buffers
+
+
+def test_lora_of_sd35m_has_the_measured_size():
+    config = {"num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64}
+    assert lora_parameters(config, 32) == 18_776_064
+
+
+def test_the_measured_step_is_reproduced():
+    """H200, batch 9, 512 px, no checkpointing, 205 text tokens: 32.05 GB without anything else."""
+    recipe = load_recipe("sd35m-5rewards", ["model.max_sequence_length=128"])
+    found = estimate(recipe)
+    step = found.phases["training"] - sum(found.held.values()) + found.held["transformer"]
+    assert step + 3 * 0.0751 == pytest.approx(32.05, rel=0.02)
+
+
+def test_the_one_gpu_recipe_fits_24_gb_and_the_other_one_does_not():
+    small, large = (
+        estimate(load_recipe("sd35m-5rewards-1gpu")),
+        estimate(load_recipe("sd35m-5rewards")),
+    )
+    assert small.peak < 24 < large.peak < 80
+    assert small.peak_phase == "encoding prompts"  # the T5 is the largest thing that ever visits
+
+
+def test_settings_move_the_estimate_the_right_way():
+    def peak(*overrides):
+        return estimate(load_recipe("sd35m-5rewards", list(overrides))).phases["training"]
+
+    assert peak("model.gradient_checkpointing=true") < peak() - 10
+    assert peak("train.batch_size=4") < peak()
+    assert peak("model.dtype=fp32") > peak() + 4
+    assert peak("balance.heldout_half=true") > peak()
+    assert peak("model.offload_encoders=true") < peak() - 10
+
+
+def test_rewards_on_one_checkpoint_are_counted_once():
+    both = reward_bytes(load_recipe("sd35m-5rewards", ["rewards.heldout=[aesthetic]"]))
+    alone = reward_bytes(load_recipe("sd35m-5rewards", ["rewards.heldout=[]"]))
+    assert both - alone < 1e7
+    half = reward_bytes(
+        load_recipe("sd35m-5rewards", ["rewards.heldout=[]", "rewards.hpsv2.options.dtype=bf16"])
+    )
+    assert alone - half == pytest.approx(2 * 986_109_441)
+
+
+def test_disk_grows_with_what_is_kept():
+    few, many = (load_recipe("sd35m-5rewards", [f"train.keep_checkpoints={n}"]) for n in (1, 5))
+    assert disk_gb(many) - disk_gb(few) == pytest.approx(4 * 6 * 4 * 18_776_064 / 1e9)
