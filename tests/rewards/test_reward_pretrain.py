@@ -15,6 +15,7 @@ from marble.studio.pretrain.reward_data import Objects, from_world, twins
 from marble.studio.pretrain.reward_detector import (
     detection_loss,
     jiggle,
+    melt_some,
     platt,
     targets,
     train_detector,
@@ -94,6 +95,16 @@ def test_jiggle_moves_boxes_with_their_pictures():
         seen = torch.stack([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
         assert (seen - box).abs().max() <= 1.1
     assert len(objects.boxes.unique(dim=0)) > n // 3  # half of them stay where they are
+
+
+def test_every_eighth_picture_is_melted_and_empty(worlds):
+    x, objects = worlds[0].with_objects(torch.arange(64))
+    melted, left = melt_some(x, objects)
+    changed = (melted != x).flatten(1).any(1)
+    assert changed.tolist() == [True] * 8 + [False] * 56
+    assert (left.labels[:8] == -1).all()
+    torch.testing.assert_close(left.labels[8:], objects.labels[8:])
+    assert (objects.labels[:8] >= 0).any()  # the originals are untouched
 
 
 def test_an_object_that_leaves_the_picture_is_no_longer_one():

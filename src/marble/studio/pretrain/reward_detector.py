@@ -16,7 +16,7 @@ from marble.rewards.geneval.centernet import (
 
 from .common import Budget, WeightAverage, autocast, batches, cosine_lr
 from .reward_data import Objects, Pictures
-from .reward_look import mild
+from .reward_look import melted, mild
 
 
 def targets(objects: Objects, classes: int, side: int) -> dict[str, Tensor]:
@@ -72,6 +72,16 @@ def jiggle(x: Tensor, objects: Objects) -> tuple[Tensor, Objects]:
     return x, Objects(moved, torch.where(inside, labels, -1), torch.where(inside, colors, -1))
 
 
+def melt_some(x: Tensor, objects: Objects) -> tuple[Tensor, Objects]:
+    """Every eighth picture melted, and nothing left in it to find: a blob of the right colour is
+    not an object, however much a generator would like it to be."""
+    few = len(x) // 8
+    x = torch.cat([melted(x[:few]), x[few:]])
+    labels, colors = objects.labels.clone(), objects.colors.clone()
+    labels[:few] = colors[:few] = -1
+    return x, Objects(objects.boxes, labels, colors)
+
+
 def detection_loss(
     maps: tuple[Tensor, Tensor, Tensor], t: dict[str, Tensor], colors: Tensor
 ) -> Tensor:
@@ -118,7 +128,7 @@ def train_detector(
         if done >= 1:
             break
         cosine_lr(optimiser, peak_lr, step, done)
-        x, objects = jiggle(*train.with_objects(index))
+        x, objects = melt_some(*jiggle(*train.with_objects(index)))
         x = mild(x) * 2 - 1
         with autocast(device):
             maps = model(x.contiguous(memory_format=torch.channels_last))

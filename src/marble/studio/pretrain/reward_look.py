@@ -42,6 +42,11 @@ def spoil(x: Tensor, severity: Tensor, latent_noise=None) -> Tensor:
     return torch.cat(out).clamp(0, 1)
 
 
+def melted(x: Tensor) -> Tensor:
+    """Shapes run together beyond recognition, colours kept: an undertrained generator's objects."""
+    return _wavy(x, _rand(x, 1.0, 1.8))
+
+
 def beauty(x: Tensor) -> Tensor:
     """Look features of pictures, ``[n, 4]``: vivid, warm, centred, calm.
 

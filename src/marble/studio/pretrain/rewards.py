@@ -112,7 +112,7 @@ def train_reward_models(
 
 def disturbed(vae: Any, x: torch.Tensor, severity: torch.Tensor) -> torch.Tensor:
     """Pictures whose latents are off, as an undertrained generator's are."""
-    return reconstruct(vae, x, 0.3 + 0.9 * severity)
+    return reconstruct(vae, x, 0.2 + 0.7 * severity)
 
 
 def main() -> None:
