@@ -23,6 +23,7 @@ import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
+from marble.cli import main
 from marble.errors import MarbleError
 from marble.models.tiny import save_tiny_sd3
 from marble.recipe import Recipe, load_recipe
@@ -153,6 +154,28 @@ def run_to_end(recipe: str, out: str, overrides: Sequence[str] = (), resume: boo
     except MarbleError as error:
         print(f"marble: {error}", file=sys.stderr)
         os._exit(2)
+
+
+def _cli(args: Sequence[str], said: str) -> None:
+    """`marble …` with both its outputs going to a file."""
+    torch.set_num_threads(1)
+    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.argv = ["marble", *args]
+    main()
+
+
+def start_cli(said: Path, *args: object) -> Any:
+    """`marble …` as a process of its own, which writes what it says into the file `said`."""
+    return spawn(_cli, [str(a) for a in args], str(said))
+
+
+def wait_for(condition: Callable[[], bool], process: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.is_alive() and time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def _rank(rank: int, size: int, port: int, body: Callable[..., None], *args: Any) -> None:

@@ -98,9 +98,11 @@ def test_sharding_the_frozen_base_changes_nothing(run):
 
 
 def test_a_sharded_base_is_held_once_among_the_processes(recipe, tmp_path):
-    for name, fsdp in (("whole", "false"), ("shards", "true")):
+    for name, sharded in (("whole", "false"), ("shards", "true")):
         (tmp_path / name).mkdir()
-        statuses = run_processes(2, recipe, tmp_path / name, f"train.fsdp={fsdp}", body=build_only)
+        statuses = run_processes(
+            2, recipe, tmp_path / name, f"train.fsdp={sharded}", body=build_only
+        )
         assert statuses == [0, 0]
     whole, *shards = (
         int((tmp_path / name).read_text())

@@ -25,28 +25,36 @@ def closing_table(run: Path, checkpoint: Path, trained: list[str], console: Cons
     found = gains_of(run)
     if found is not None:
         table = Table(title="held-out prompts, same seeds", box=None, padding=(0, 2))
-        table.add_column("score")
+        table.add_column("score", no_wrap=True)
         for heading in ("base", "trained", "gain", "95 % interval", "won"):
             table.add_column(heading, justify="right")
-        for name, gain in found["gains"].items():
-            if gain["mean"] is None:
-                continue
-            sure = gain["lo"] > 0 or gain["hi"] < 0
-            colour = ("green" if gain["mean"] > 0 else "red") if sure else "yellow"
-            table.add_row(
-                name if name in trained else f"{name} (held out)",
-                f"{found['base'][name]['mean']:.3f}",
-                f"{found['trained'][name]['mean']:.3f}",
-                f"[{colour}]{gain['mean']:+.3f}[/]",
-                f"{gain['lo']:+.3f} … {gain['hi']:+.3f}",
-                f"{found['won'][name]:.0%}",
-            )
+        known = {name: gain for name, gain in found["gains"].items() if gain["mean"] is not None}
+        for name in filter(trained.__contains__, known):
+            table.add_row(*_row(name, known[name], found))
+        others = [name for name in known if name not in trained]
+        if others:
+            table.add_row("[dim]not trained on[/]")
+        for name in others:
+            table.add_row(*_row(name, known[name], found))
         console.print(table)
     console.print(f"LoRA    {checkpoint / 'lora'}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"folder  {run}", highlight=False, markup=False, soft_wrap=True)
     page = write_report(run)
     if page is not None:
         console.print(f"report  {page}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _row(name: str, gain: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    sure = gain["lo"] > 0 or gain["hi"] < 0
+    colour = ("green" if gain["mean"] > 0 else "red") if sure else "yellow"
+    return [
+        name,
+        f"{found['base'][name]['mean']:.3f}",
+        f"{found['trained'][name]['mean']:.3f}",
+        f"[{colour}]{gain['mean']:+.3f}[/]",
+        f"{gain['lo']:+.3f} … {gain['hi']:+.3f}",
+        f"{found['won'][name]:.0%}",
+    ]
 
 
 def write_report(run: Path) -> Path | None:
@@ -74,11 +82,11 @@ def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
         f"steps, seed {recipe.train.seed}. Load it with diffusers:",
         "",
         "```python",
-        "from diffusers import StableDiffusion3Pipeline",
-        "",
-        f'pipe = StableDiffusion3Pipeline.from_pretrained("{recipe.model.path}")',
-        'pipe.load_lora_weights("path/to/this/folder")',
+        *_loading(recipe),
         "```",
+        "",
+        "Only the transformer was trained; diffusers notes while loading that there is nothing for "
+        "the text encoders.",
         "",
     ]
     if found is not None:
@@ -100,3 +108,23 @@ def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
         lines.append("")
     lines += ["## The recipe", "", "```yaml", recipe.dump().rstrip(), "```", ""]
     path.write_text("\n".join(lines))
+
+
+def _loading(recipe: Recipe) -> list[str]:
+    """Python that loads and draws, with the settings of the evaluation."""
+    model, settings = recipe.model, recipe.eval
+    imports, where = ["from diffusers import StableDiffusion3Pipeline"], f'"{model.path}"'
+    if model.path == "studio":
+        imports = ["from importlib.resources import files", "", *imports]
+        where = 'files("marble") / "studio/assets/pipeline"'
+    options = [f"num_inference_steps={settings.steps or recipe.rollout.steps}"]
+    options.append(f"guidance_scale={settings.guidance or recipe.rollout.guidance:g}")
+    if model.max_sequence_length is not None:
+        options.append(f"max_sequence_length={model.max_sequence_length}")
+    return [
+        *imports,
+        "",
+        f"pipe = StableDiffusion3Pipeline.from_pretrained({where})",
+        'pipe.load_lora_weights("path/to/this/folder")',
+        f'pipe("your prompt", {", ".join(options)}).images[0].save("picture.png")',
+    ]

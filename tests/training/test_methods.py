@@ -1,0 +1,99 @@
+"""Every way of combining rewards runs on the same loop, and one table holds them all."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from marble.evaluation import compare_table
+from marble.recipe import METHODS, list_recipes, load_recipe
+from marble.training.run import train
+
+STUDIO = [name for name in list_recipes() if name.startswith("studio")]
+QUICK = [
+    "model.lora={rank: 2, alpha: 4}",
+    "data.prompts_per_epoch=2",
+    "data.images_per_prompt=3",
+    "rollout.steps=2",
+    "train.steps=2",
+    "train.batch_size=6",
+    "train.timesteps_fraction=0.5",
+    "eval.every=0",
+    "eval.prompts=1",
+    "log.samples_every=0",
+]
+OWN = {
+    "studio-single": ["balance.reward=dark"],
+    "studio-sequential": ["balance.stages=[{rewards: [red], sources: [general]}, {steps: 1}]"],
+}
+
+
+def test_there_is_a_recipe_for_every_method():
+    methods = {load_recipe(name).balance.method for name in STUDIO}
+    assert methods == set(METHODS)
+
+
+@pytest.fixture(scope="module")
+def runs(toy, tmp_path_factory):
+    """A run of each method, two steps on the toy."""
+    folder = tmp_path_factory.mktemp("methods")
+    done = {}
+    for name in STUDIO:
+        recipe = toy.recipe(*QUICK, *OWN.get(name, []), base=name)
+        if recipe.balance.method in {one.balance.method for one, _ in done.values()}:
+            continue
+        path = folder / recipe.balance.method
+        outcome = train(recipe, path, device="cpu", console=Console(quiet=True))
+        assert outcome.finished and outcome.step == 2
+        done[recipe.balance.method] = recipe, path
+    return {method: path for method, (_, path) in done.items()}
+
+
+def rows_of(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_method_takes_its_steps(runs):
+    assert set(runs) == set(METHODS)
+    for method, path in runs.items():
+        rows = rows_of(path)
+        assert [row["step"] for row in rows] == [1, 2], method
+        for row in rows:
+            assert row["loss"] > 0 and row["grad_norm/update"] > 0, method
+            assert row["skipped"] == 0, method
+
+
+def test_the_gates_let_the_right_rewards_through(runs):
+    single = rows_of(runs["single"])[0]
+    assert (single["coefficient/dark"], single["coefficient/red"]) == (1, 0)
+    first, second = rows_of(runs["sequential"])
+    assert (first["coefficient/red"], first["coefficient/dark"]) == (1, 0)
+    assert second["coefficient/dark"] > 0
+
+
+def test_one_table_for_all(runs):
+    table = compare_table(list(runs.values()))
+    assert table["metrics"] == ["red", "blue", "dark"]
+    assert [row["name"] for row in table["rows"]] == ["base", *runs]
+    for row in table["rows"][1:]:
+        assert row["method"] == row["name"]
+        assert isinstance(row["composite"], float)
+        assert row["scores"]["dark"]["mean"] is not None
+        assert row["harmony"]["harmony"]["n"] >= 1, row["name"]
+    json.dumps(table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_studio_fast_with_every_method(method, tmp_path):
+    """The real studio model and its rewards, as shipped."""
+    own = {
+        "single": ["balance.reward=ocr"],
+        "sequential": ["balance.stages=[{rewards: [ocr], sources: [ocr]}, {}]"],
+    }
+    overrides = [f"balance.method={method}", *own.get(method, [])]
+    recipe = load_recipe("studio-fast", overrides)
+    outcome = train(recipe, tmp_path / method, device="cpu", console=Console(quiet=True))
+    assert outcome.finished
+    (_, row) = compare_table([tmp_path / method])["rows"]
+    assert set(row["gains"]) == {*recipe.rewards.names, "studio-clip2", "studio-realism"}
