@@ -126,7 +126,8 @@ class Generator(nn.Module):
     ) -> Tensor:
         """`transformer` may be the compiled form of the model's own."""
         tokens, pooled = self.context(ids, t5_length)
-        return (transformer or self.transformer)(
+        network = self.transformer if transformer is None else transformer
+        return network(
             hidden_states=x,
             timestep=sigma * 1000,
             encoder_hidden_states=tokens,
