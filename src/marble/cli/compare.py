@@ -13,6 +13,9 @@ from marble.cli.common import print_json, stdout_kept, table_console
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The paper's Table 1; takes `eval --json` files too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """One table for several runs: every score, composite, joint rates, harmony, time.
@@ -22,10 +25,19 @@ def compare(
     - `marble compare runs/marble runs/uniform runs/weighted-sum`
 
     - `marble compare runs/* --json`
+
+    - `marble compare --paper base.json runs/marble runs/weighted-sum`
     """
-    from marble.evaluation import compare_table
+    from marble.evaluation import compare_table, paper_table, read_evaluations
     from marble.training.metrics import plain
 
+    if paper:
+        laid_out = paper_table(read_evaluations(runs))
+        if as_json:
+            print_json(plain(laid_out))
+        else:
+            _show_paper(laid_out)
+        return
     with stdout_kept(as_json):
         result = compare_table(runs)
     if as_json:
@@ -64,6 +76,17 @@ def compare(
             _number(row["seconds"] / 60, ".1f"),
         )
     console.print(how)
+
+
+def _show_paper(laid_out: dict[str, Any]) -> None:
+    table = Table(title="as the paper's Table 1", box=None, padding=(0, 1))
+    table.add_column("run")
+    for name in (*laid_out["columns"], "composite"):
+        table.add_column(name, justify="right")
+    for row in laid_out["rows"]:
+        values = [_number(row["values"][name], ".3f") for name in laid_out["columns"]]
+        table.add_row(row["name"], *values, _number(row["composite"], "+.3f"))
+    table_console().print(table)
 
 
 def _cell(row: dict[str, Any], name: str) -> str:

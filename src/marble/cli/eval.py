@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -69,8 +69,21 @@ def evaluate(
                 *(_number(m) for m in means),
             )
     table_console().print(table)
+    for name, entry in record.get("geneval", {}).items():
+        table_console().print(_geneval(name, entry))
     if out is not None:
         typer.echo(f"pictures and scores in {out}")
+
+
+def _geneval(name: str, entry: dict[str, Any]) -> Table:
+    """By tag, with the official figure (mean over the six tags) and the mean over pictures."""
+    table = Table(title=f"{name} by tag", box=None, padding=(0, 2))
+    for heading in (*entry["tags"], "mean over tags", "over pictures", "n"):
+        table.add_column(heading, justify="right")
+    means = [_number(tag["mean"]) for tag in entry["tags"].values()]
+    overall = (_number(entry["mean_over_tags"]), _number(entry["micro_average"]))
+    table.add_row(*means, *overall, str(entry["n"]))
+    return table
 
 
 def _number(value: float | None) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marble.data import Sample
-from marble.evaluation import summarise
+from marble.evaluation import geneval_record, summarise
 from marble.models.base import Adapter
 from marble.recipe import Recipe
 from marble.rewards import RewardSet
@@ -41,11 +41,13 @@ class Evaluation:
         for name, entry in summary.items():
             for source, mean in entry.pop("by_source").items():
                 by_source.setdefault(source, {})[name] = mean
-        return {
+        record = {
             "rewards": {name: summary[name] for name in trained},
             "heldout": {name: v for name, v in summary.items() if name not in trained},
             "by_source": by_source,
         }
+        tagged = geneval_record(self.scores, [s.prompt.metadata for s in self.samples])
+        return record | ({"geneval": tagged} if tagged else {})
 
 
 def evaluate_policy(
@@ -77,8 +79,13 @@ def evaluate_policy(
     tables = [mine.scores_Kn]
     prompts = [s.prompt.text for s in mine.samples]
     metadata = [dict(s.prompt.metadata) for s in mine.samples]
-    for more in sets[1:]:
-        tables.append(more.score(mine.images, prompts, metadata))
+    size = settings.batch_size or rollout.batch_size
+    for more in sets[1:]:  # in batches too: a reward's deadline is meant for one
+        parts = [
+            more.score(mine.images[i : i + size], prompts[i : i + size], metadata[i : i + size])
+            for i in range(0, len(prompts), size)
+        ]
+        tables.append(np.concatenate(parts, axis=1) if parts else np.zeros((len(more), 0)))
     table, images = np.concatenate(tables), mine.images
     if processes.size > 1:
         table, images = _collect(table, images, len(even), processes)
