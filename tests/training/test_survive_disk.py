@@ -1,4 +1,4 @@
-"""Damaged files, full disks, folders that cannot be written: one clear line, and nothing is lost."""
+"""Damaged files, full disks, folders that cannot be written: one clear line, nothing lost."""
 
 import errno
 import json
@@ -190,7 +190,7 @@ def test_a_disk_that_fills_up_during_a_run(recipe, tmp_path, monkeypatch, left):
         "train.overlap_rewards=false",
         "rollout.batch_size=12",
     ]
-    with mounted(tmp_path / "small", "size=4m") as disk:
+    with mounted(tmp_path / "small", "size=16m") as disk:
         monkeypatch.setenv("SURVIVE_FILL", f"{disk}:{left}")
         error, _ = run_here(recipe, disk / "run", *settings)
         assert isinstance(error, MarbleError), error

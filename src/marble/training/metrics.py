@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,15 +117,26 @@ class _TensorBoard:
     def __init__(self, folder: Path, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        # The writer's thread hands an error, such as a full disk, to the next call; it also lets it
+        # go unhandled, and Python would print it in the middle of everything.
+        self._hook = threading.excepthook
+        threading.excepthook = self._unless_writing
         # What a run that was cut off had logged from step `first` on is taken back.
         self._writer = SummaryWriter(str(folder), purge_step=first if first > 1 else None)
+
+    def _unless_writing(self, failure: threading.ExceptHookArgs) -> None:
+        if type(failure.thread).__name__ != "_AsyncWriterThread":
+            self._hook(failure)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.close()
+        finally:
+            threading.excepthook = self._hook
 
 
 class _Calls:
