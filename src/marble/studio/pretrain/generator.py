@@ -32,7 +32,9 @@ from .tokenizer import MAX_LENGTH
 
 TEXT_WIDTHS = (128, 64)
 JOINT = sum(TEXT_WIDTHS)
-SHORT, LONG, LONG_EVERY = 2, 256, 12  # tokens that T5 sees; every 12th step the long form
+SHORT, LONG = 2, 256  # tokens that T5 sees
+# Every 12th step takes the long form, on few samples: each costs over four times as much.
+LONG_EVERY, LONG_BATCH = 12, 128
 
 
 def new_text_encoder(
@@ -183,6 +185,9 @@ def train_generator(
         if done >= 1:
             break
         cosine_lr(optimiser, peak_lr, step, done)
+        long = step % LONG_EVERY == LONG_EVERY - 1
+        if long:
+            index = index[:LONG_BATCH]
         x_0, tokens = latents[index].to(device).float(), ids[index].to(device)
         n = len(x_0)
         tokens = torch.where(torch.rand(n, 1, device=device) < 0.08, empty_ids, tokens)
@@ -191,7 +196,7 @@ def train_generator(
         s = sigma.view(-1, 1, 1, 1)
         with autocast(device):
             x_t = (1 - s) * x_0 + s * noise
-            if step % LONG_EVERY == LONG_EVERY - 1:
+            if long:
                 v = model(x_t, sigma, tokens, LONG)
             else:
                 v = model(x_t, sigma, tokens, SHORT, compiled)
