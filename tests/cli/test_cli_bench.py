@@ -1,0 +1,73 @@
+"""`marble bench`: one JSON object and nothing else, or a table."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import marble.harmonise.bench
+import marble.jacobian.bench
+from marble.cli import app
+
+
+def bench(*words):
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["bench", *words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def gradients_json():
+    return bench("gradients", "--k", "2,3", "--repeats", "1", "--json")
+
+
+def test_gradients_json(gradients_json):
+    result = json.loads(gradients_json)  # fails on anything before or after the object
+    assert set(result["results"]) == {"K=2", "K=3"}
+    for row in result["results"].values():
+        assert row["two_pass_ratio"] > 0 and row["retained_ratio"] > 0
+        assert row["gram_relative_error"] < 1e-5
+    assert {"ordinary_ms", "ratio_spread", "setup", "versions", "threads"} <= set(result)
+
+
+def test_gradients_table(gradients_json, monkeypatch):
+    result = json.loads(gradients_json)
+    monkeypatch.setattr(marble.jacobian.bench, "bench_gradients", lambda ks, repeats: result)
+    out = bench("gradients")
+    for k in (2, 3):
+        ratio = result["results"][f"K={k}"]["two_pass_ratio"]
+        assert re.search(rf"^ *{k} +{ratio:.2f}× ", out, re.M)
+    assert "One ordinary backward" in out and "{" not in out
+
+
+def test_solver_json_and_table(monkeypatch):
+    result = json.loads(bench("solver", "--k", "3", "--repeats", "2", "--json"))
+    mine = next(row for row in result["results"] if row["solver"] == "marble")
+    assert mine["k"] == 3 and mine["worst_gap"] <= 1e-10 and mine["worst_cosine"] >= -1e-9
+    monkeypatch.setattr(marble.harmonise.bench, "bench_solver", lambda ks, repeats: result)
+    out = bench("solver")
+    assert re.search(rf"^ *3 +marble +{mine['median_ms']:.2f} ", out, re.M) and "{" not in out
+
+
+@pytest.mark.parametrize("k", ["0", "five", "", "3,3"])
+def test_wrong_k(k):
+    done = CliRunner().invoke(app, ["bench", "solver", "--k", k])
+    assert done.stdout == "" and str(done.exception).startswith(f"--k {k}: give different numbers")
+
+
+def test_a_mistake_is_one_clear_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "marble", "bench", "solver", "--k", "none"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("marble: --k none") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["gradients", "solver"])
+def test_help_has_examples(verb):
+    assert f"marble bench {verb} --" in bench(verb, "--help")
