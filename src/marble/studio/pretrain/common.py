@@ -54,7 +54,7 @@ class WeightAverage:
     """Exponential moving average of parameters: cleaner samples than the last iterate."""
 
     def __init__(self, modules: list[nn.Module], decay: float) -> None:
-        self.live = [p for module in modules for p in module.parameters()]
+        self.live: list[Tensor] = [p for module in modules for p in module.parameters()]
         self.mean = [p.detach().clone() for p in self.live]
         self.decay = decay
 

@@ -101,7 +101,7 @@ class Generator(nn.Module):
         self.text_encoder = new_text_encoder(TEXT_WIDTHS[0], 4, vocabulary, eos)
         self.text_encoder_2 = new_text_encoder(TEXT_WIDTHS[1], 3, vocabulary, eos)
         self.text_encoder_3 = new_t5(vocabulary)
-        self.transformer = new_transformer()
+        self.transformer: Any = new_transformer()
 
     def load_parts(self, folder: Path) -> None:
         """Takes the weights of a saved pipeline, to train on from there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
@@ -17,7 +18,7 @@ def save_pipeline(
 ) -> None:
     """Writes fp16 safetensors."""
     tokenizer = build_tokenizer(words)
-    pipeline = StableDiffusion3Pipeline(
+    pipeline: Any = StableDiffusion3Pipeline(
         transformer=model.transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
         vae=vae,

@@ -64,10 +64,10 @@ def acceptance(
     for name in ("clip", "clip2"):
         table[f"{name} retrieval of 64"] = retrieval(rewards[name], images, prompts, seed)
         for source in sorted({m["source"] for m in metadata}):
-            chosen = np.array([m["source"] == source for m in metadata])
-            if chosen.sum() >= 64:
+            theirs = np.array([m["source"] == source for m in metadata])
+            if theirs.sum() >= 64:
                 table[f"  {name} retrieval, {source}"] = retrieval(
-                    rewards[name], images[chosen], _take(prompts, chosen), seed
+                    rewards[name], images[theirs], _take(prompts, theirs), seed
                 )
         right, error = scores(name, images), scores(name, broken)
         table[f"{name} right over one error"] = float(np.mean(right > error))

@@ -66,13 +66,13 @@ def new_clip(
     return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection))
 
 
-def image_embeddings(model: CLIPModel, x: Tensor) -> Tensor:
+def image_embeddings(model: Any, x: Tensor) -> Tensor:
     """Pictures in [0, 1] → unit-length embeddings."""
     pooled = model.vision_model(pixel_values=x * 2 - 1).pooler_output
     return F.normalize(model.visual_projection(pooled).float(), dim=-1)
 
 
-def text_embeddings(model: CLIPModel, ids: Tensor) -> Tensor:
+def text_embeddings(model: Any, ids: Tensor) -> Tensor:
     pooled = model.text_model(input_ids=ids).pooler_output
     return F.normalize(model.text_projection(pooled).float(), dim=-1)
 
@@ -92,7 +92,7 @@ def contrastive_loss(
 
 
 def train_clip(
-    model: CLIPModel,
+    model: Any,
     train: Pictures,
     budget: Budget,
     *,
@@ -147,7 +147,7 @@ def train_clip(
 
 
 def train_pick(
-    model: CLIPModel,
+    model: Any,
     train: Pictures,
     budget: Budget,
     *,
@@ -200,7 +200,7 @@ def train_pick(
 
 
 def train_aesthetic(
-    model: CLIPModel,
+    model: Any,
     train: Pictures,
     budget: Budget,
     *,
@@ -213,7 +213,8 @@ def train_aesthetic(
     device = train.device
     torch.manual_seed(seed)
     head = AestheticHead([model.config.projection_dim, 128, 64, 1], "gelu").to(device)
-    nn.init.constant_(head.layers[-1].bias, 5.0)
+    last: Any = head.layers[-1]
+    nn.init.constant_(last.bias, 5.0)
     mean, std = look_statistics(train)
     optimiser = new_optimiser([head], peak_lr)
     for step, index in enumerate(batches(len(train), batch, seed, device)):
@@ -271,7 +272,7 @@ def advance(optimiser: torch.optim.Optimizer, loss: Tensor, model: nn.Module) ->
     optimiser.step()
 
 
-def save_clip(model: CLIPModel, tokenizer_folder: Path, folder: Path) -> None:
+def save_clip(model: Any, tokenizer_folder: Path, folder: Path) -> None:
     """A stand-alone checkpoint folder: model in fp16, tokenizer, preprocessing."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

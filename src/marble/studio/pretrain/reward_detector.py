@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -116,7 +118,7 @@ def train_detector(
 ) -> CenterNetDetector:
     """Returns the detector with averaged weights and calibrated scores."""
     device = train.device
-    model = CenterNet(DetectorConfig(classes, colors)).to(device)
+    model: Any = CenterNet(DetectorConfig(classes, colors)).to(device)
     model = model.to(memory_format=torch.channels_last).train()
     average = WeightAverage([model], decay=0.998)
     optimiser = torch.optim.AdamW(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
@@ -44,7 +46,8 @@ def train_vae(
     images: Tensor, device: torch.device, budget: Budget, *, batch: int = 256, kl: float = 3e-4
 ) -> AutoencoderKL:
     """Trains on uint8 `images` [n, 3, 64, 64]; sets scale and shift of its latents."""
-    vae = new_vae().to(device).to(memory_format=torch.channels_last).train()
+    vae: Any = new_vae()
+    vae = vae.to(device).to(memory_format=torch.channels_last).train()
     optimiser = torch.optim.AdamW(vae.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-4)
     average = WeightAverage([vae], decay=0.998)
     for step, index in enumerate(batches(len(images), batch, 1, images.device)):
@@ -80,7 +83,7 @@ def train_vae(
 
 @torch.no_grad()
 def encode_latents(
-    vae: AutoencoderKL,
+    vae: Any,
     images: Tensor,
     device: torch.device,
     *,
@@ -100,7 +103,7 @@ def encode_latents(
 
 
 @torch.no_grad()
-def decode_latents(vae: AutoencoderKL, latents: Tensor) -> Tensor:
+def decode_latents(vae: Any, latents: Tensor) -> Tensor:
     """Scaled latents → uint8 [n, 3, 64, 64] on the CPU."""
     z = latents.float() / vae.config.scaling_factor + vae.config.shift_factor
     x = vae.decode(z).sample.float()
