@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
@@ -38,5 +37,5 @@ def main() -> None:
         print(f"marble: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("marble: interrupted", file=sys.stderr, flush=True)
-        os._exit(130)  # at once: an ordinary exit waits for threads, a slow reward's among them
+        print("marble: interrupted", file=sys.stderr)
+        sys.exit(130)

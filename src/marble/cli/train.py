@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -58,4 +60,9 @@ def train(
 
     from marble.training.run import train as run
 
-    run(recipe, folder, resume=resume is not None, device=check_device(device))
+    try:
+        run(recipe, folder, resume=resume is not None, device=check_device(device))
+    except KeyboardInterrupt:
+        # The second one: at once. An ordinary exit would wait for a slow reward's thread.
+        print("marble: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)

@@ -109,10 +109,10 @@ class Usual:
 
 
 def _describe(report: StepReport, samples: Sequence[Sample]) -> str:
-    """The prompts at fault and, where a reward's own gradient is, the rewards."""
+    """The prompts at fault; where it is not the loss, the rewards whose gradient is."""
+    if report.bad_samples:
+        prompts = dict.fromkeys(samples[i].prompt.text for i in report.bad_samples)
+        named = ", ".join(f"'{text}'" for text in list(prompts)[:3])
+        return f"loss not finite for {len(report.bad_samples)} samples, prompts such as {named}"
     reasons = [note.removesuffix(": no step.") for note in report.notes if "not finite" in note]
-    prompts = [samples[i].prompt.text for i in report.bad_samples]
-    if prompts:
-        named = ", ".join(f"'{text}'" for text in list(dict.fromkeys(prompts))[:3])
-        reasons.append(f"prompts such as {named}")
     return "; ".join(reasons) or "the gradient overflowed"
