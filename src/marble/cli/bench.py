@@ -92,7 +92,10 @@ def train(
         raise MarbleError(f"one recipe at a time; got {', '.join(recipe)}")
     with stdout_kept(as_json):
         result = bench_train(
-            *recipe, overrides=overrides, rounds=rounds, device=check_device(device)
+            recipe[0] if recipe else "studio",
+            overrides,
+            rounds=rounds,
+            device=check_device(device),
         )
     if as_json:
         print_json(result)
