@@ -35,6 +35,7 @@ from transformers import (
 from marble.models.quiet import quiet
 from marble.models.tiny import _clip_tokenizer, _t5_tokenizer
 from marble.rewards.aesthetic import AestheticHead
+from marble.rewards.geneval.coco import COCO_CLASSES
 from marble.rewards.preprocess import Preprocess
 from sd35m import SD35M, TINY
 
@@ -46,6 +47,7 @@ CLIP_L_TEXT, CLIP_G_TEXT, CLIP_H_TEXT = (
 )
 CLIP_L_VISION, CLIP_H_VISION = (1024, 24, 16, 4096), (1280, 32, 16, 5120)
 TINY_TOWER = (32, 2, 2, 64)
+ANIMALS = ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra")
 DUAL_PARTS = {
     "layer_norm1": "ln_1",
     "layer_norm2": "ln_2",
@@ -260,10 +262,10 @@ def open_clip_names(model: Any) -> dict[str, Tensor]:
 
 
 def write_detector(folder: Path, device: torch.device, *, tiny: bool) -> None:
-    """Mask2Former on Swin-S with COCO's 80 classes, its class head sharpened.
+    """Mask2Former on Swin-S with COCO's 80 classes, sharpened and fond of animals.
 
-    Untouched random weights see nothing in any picture; sharpened, they see something different
-    in each, so that the GenEval reward varies and the loop has its gradient to balance.
+    Untouched random weights see nothing in any picture; these see some animal in each, not the
+    same one, so that the GenEval reward varies and the loop has its gradient to balance.
     """
     stages = ["stage1", "stage2", "stage3", "stage4"]
     if tiny:
@@ -285,7 +287,11 @@ def write_detector(folder: Path, device: torch.device, *, tiny: bool) -> None:
         lambda: Mask2FormerForUniversalSegmentation(config), torch.device("cpu"), torch.float32
     )
     with torch.no_grad():
-        model.class_predictor.weight.mul_(20)
+        model.class_predictor.weight.mul_(40)
+        model.class_predictor.bias[COCO_CLASSES.index("bird") :][: len(ANIMALS)] += 20
+        last = [p for name, p in model.named_parameters() if "mask_embedder" in name][-2:]
+        for parameter in last:
+            parameter.mul_(1000)
     model.save_pretrained(folder)
 
 
@@ -294,17 +300,17 @@ def write_detector(folder: Path, device: torch.device, *, tiny: bool) -> None:
 
 def write_prompts(root: Path, count: int) -> list[str]:
     """Three sources in the layouts people have; returns the overrides that name them."""
-    animals = ["dog", "cat", "bird", "horse", "sheep", "cow", "elephant", "bear", "zebra"]
     words = ["TEA", "OPEN", "MARBLE", "EXIT", "HELLO", "CAFE", "BOOK", "SALE"]
-    general = [f"a painting of a {a} number {i}" for i in range(count) for a in animals[:1]]
+    animals = [ANIMALS[i % len(ANIMALS)] for i in range(count)]
+    general = [f"a painting of a {animal} number {i}" for i, animal in enumerate(animals)]
     ocr = [f'a sign number {i} that says "{words[i % len(words)]}"' for i in range(count)]
-    geneval = [
+    geneval: list[dict[str, Any]] = [
         {
-            "tag": "single_object",
-            "include": [{"class": animals[i % len(animals)], "count": 1}],
-            "prompt": f"a photo of a {animals[i % len(animals)]}",
+            "tag": "colors",
+            "include": [{"class": animal, "count": 1, "color": "red"}],
+            "prompt": f"a photo of a red {animal}",
         }
-        for i in range(count)
+        for animal in animals
     ]
     files = {
         "pickscore/{}.txt": general,

@@ -17,7 +17,8 @@ def test_the_sd35m_loop_runs_resumes_and_exports(tmp_path):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(out.read_text())
-    assert [row["step"] for row in result["steps"]] == [0, 1, 2, 3, 4]
+    assert [row["step"] for row in result["steps"]] == [1, 2, 3, 4, 5]
+    assert ["time/refresh" in row for row in result["steps"]] == [True, False, False, True, False]
     assert result["phases"]["optimiser step, refresh"]["calls"] == 2
     assert result["phases"]["run: resume, 2 more steps"]["calls"] == 1
     exported = result["exported_lora"]
