@@ -103,6 +103,53 @@ def train(
         _show_train(result)
 
 
+@app.command("checkpoint")
+def checkpoint(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Default: studio."),
+    ] = None,
+    every: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 10,
+    rounds: Annotated[int, typer.Option(help="Epochs and saves, in turn.", min=1)] = 5,
+    folder: Annotated[
+        str | None, typer.Option(help="A folder on the disk to measure; default: temporary.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What saving the exact state adds to the time of a run.
+
+    Examples:
+
+    - `marble bench checkpoint`
+
+    - `marble bench checkpoint studio train.batch_size=16 --every 5 --json`
+    """
+    from marble.training.bench_checkpoint import bench_checkpoint
+
+    recipe, overrides = split_overrides(words or [])
+    if len(recipe) > 1:
+        raise MarbleError(f"one recipe at a time; got {', '.join(recipe)}")
+    with stdout_kept(as_json):
+        result = bench_checkpoint(
+            recipe[0] if recipe else "studio",
+            overrides,
+            every=every,
+            rounds=rounds,
+            folder=folder,
+            device=check_device(device),
+        )
+    if as_json:
+        print_json(result)
+        return
+    Console().print(
+        f"A save takes {result['save_s']:.3f} s ({result['checkpoint_mb']:.1f} MB), a step "
+        f"{result['step_s']:.2f} s: every {every} steps that adds at most {result['added']:.2%} "
+        f"(target {result['target']:.0%}). The run waits for {result['blocked_s'] * 1e3:.0f} ms.",
+        highlight=False,
+    )
+
+
 def _numbers(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
