@@ -1,0 +1,107 @@
+"""README.md keeps its promises: python blocks run, shell commands exist, figures are measured.
+
+Shell blocks are not run as they stand: `make TARGET` must be a target of the Makefile (shown with
+`make -n`), `marble VERB …` must parse (run with `--help` appended), `python SCRIPT …` must name a
+script that compiles. The scripts themselves have tests of their own.
+"""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(*languages: str) -> list[str]:
+    return [
+        body
+        for language, body in re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)
+        if language in languages
+    ]
+
+
+def commands() -> list[str]:
+    lines = [
+        line.split("#")[0].strip() for body in blocks("sh", "bash") for line in body.split("\n")
+    ]
+    return [line for line in lines if line]
+
+
+def numbers():
+    path = ROOT / "scripts" / "readme_numbers.py"
+    spec = importlib.util.spec_from_file_location("readme_numbers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_block_has_a_language():
+    assert README.count("```") == 2 * len(blocks("sh", "bash", "python", "yaml"))
+
+
+@pytest.mark.parametrize("body", blocks("python"))
+def test_python_blocks_run(body):
+    scope: dict = {"__name__": "readme"}
+    exec(compile(body, "README.md", "exec"), scope)
+    assert scope["report"].finite
+    assert all(parameter.requires_grad for parameter in scope["balancer"].parameters)
+
+
+def test_the_trainer_example_is_short():
+    section = README.split("## Use it in your own trainer")[1].split("\n## ")[0]
+    body = re.search(r"```python\n(.*?)```", section, re.S).group(1)
+    assert len([line for line in body.splitlines() if line.strip()]) <= 25
+
+
+@pytest.mark.parametrize("command", commands())
+def test_shell_commands_exist(command):
+    words = shlex.split(command)
+    if words[0] == "make":
+        done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    elif words[0] == "marble":
+        from marble.cli import app
+
+        done = CliRunner().invoke(app, [*words[1:], "--help"])
+        assert done.exit_code == 0, done.output
+    elif words[0] == "python":
+        compile((ROOT / words[1]).read_text(), words[1], "exec")
+    else:
+        assert words[0] in ("pip", "git"), f"unknown command in README.md: {command}"
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_figures_are_those_of_the_results():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "readme_numbers.py"), "--check"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_changed_result_is_noticed(tmp_path):
+    module = numbers()
+    result = json.loads((module.RESULTS / "sd35m_gradients.json").read_text())
+    result["ratios"]["K=5"]["refresh / ordinary"] = 9.87
+    (tmp_path / "sd35m_gradients.json").write_text(json.dumps(result))
+    changed = module.block(tmp_path)
+    assert "9.87×" in changed
+    assert module.replaced(README, changed) != README
+
+
+def test_import_marble_is_free_of_torch():
+    code = "import sys, marble; assert 'torch' not in sys.modules; from marble import Balancer"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
