@@ -1,0 +1,80 @@
+"""The Stable Diffusion 3.5 Medium recipes are the published one, and differ only where they say."""
+
+import pytest
+
+from marble.recipe import list_recipes, load_recipe
+from marble.rewards import REGISTRY
+
+NAMES = [name for name in list_recipes() if name.startswith("sd35m-")]
+
+
+def test_all_five_are_there():
+    assert sorted(NAMES) == [
+        "sd35m-5rewards",
+        "sd35m-5rewards-1gpu",
+        "sd35m-sequential",
+        "sd35m-single",
+        "sd35m-weighted-sum",
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rewards_are_registered_and_train_on_five(name):
+    recipe = load_recipe(name)
+    every = [*recipe.rewards.train, *recipe.rewards.heldout]
+    assert {entry.reward for entry in every} <= set(REGISTRY)
+    assert recipe.rewards.names == ["geneval", "ocr", "pickscore", "clipscore", "hpsv2"]
+    assert [e.sources for e in recipe.rewards.train] == [["geneval"], ["ocr"], None, None, None]
+    assert recipe.rewards.train[0].options["mode"] == "partial"
+    assert "geneval-strict" in [e.name for e in recipe.rewards.heldout]
+
+
+def test_published_settings():
+    r = load_recipe("sd35m-5rewards")
+    assert (r.model.resolution, r.model.dtype) == (512, "bf16")
+    assert (r.model.lora.rank, r.model.lora.alpha, r.model.lora.init) == (32, 64, "gaussian")
+    assert (r.data.prompts_per_epoch, r.data.images_per_prompt) == (48, 24)
+    assert list(r.data.sources) == ["general", "ocr", "geneval"]
+    assert (r.rollout.steps, r.rollout.sampler, r.rollout.guidance) == (25, "dpm", 1)
+    assert r.timesteps_per_sample == 24  # 99 % of 25
+    assert (r.objective.beta, r.objective.a_max, r.objective.kl) == (0.1, 5, 1e-4)
+    assert (r.optim.lr, r.optim.betas, r.optim.weight_decay) == (3e-4, [0.9, 0.999], 1e-4)
+    assert (r.optim.grad_clip, r.optim.ema_cap) == (1, 0.9)
+    assert (r.balance.method, r.balance.every, r.balance.rho) == ("marble", 10, 0.7)
+    assert (r.train.batch_size, r.train.steps_per_epoch) == (9, 1)
+    assert r.rollout.old_decay.at(500) == 0.5 and r.rollout.old_decay.at(2000) == 0.95
+
+
+def differences(a, b, path=""):
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = {*a, *b}
+        return {d for k in keys for d in differences(a.get(k), b.get(k), f"{path}{k}.")}
+    return set() if a == b else {path.rstrip(".")}
+
+
+def test_the_one_gpu_recipe_differs_only_in_what_saves_memory_or_time():
+    one, many = (load_recipe(n).model_dump() for n in ("sd35m-5rewards-1gpu", "sd35m-5rewards"))
+    assert differences(one, many) == {
+        "name",
+        "description",
+        "model.offload_encoders",
+        "model.gradient_checkpointing",
+        "rewards.train",
+        "rewards.heldout",
+        "rollout.batch_size",
+        "train.batch_size",
+        "train.timesteps_fraction",
+        "train.overlap_rewards",
+        "train.checkpoint_every",
+        "eval.every",
+        "eval.prompts",
+    }
+
+
+@pytest.mark.parametrize("name", ["sd35m-weighted-sum", "sd35m-sequential", "sd35m-single"])
+def test_baselines_differ_only_in_the_balance(name):
+    other, marble = (load_recipe(n).model_dump() for n in (name, "sd35m-5rewards"))
+    changed = {d.split(".")[0] for d in differences(other, marble)}
+    assert changed <= {"name", "description", "balance", "data"}
+    if name != "sd35m-single":
+        assert "data" not in changed
