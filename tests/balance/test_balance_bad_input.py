@@ -9,7 +9,9 @@ from _literal import (
     Flow,
     advantages,
     close,
+    common_pull,
     gradients,
+    kl_gradient,
     make_balancer,
     make_data,
     make_model,
@@ -103,7 +105,23 @@ def test_all_silent_is_no_step(model, data, method, how):
         assert any("All rewards are silent" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("method", ["marble", "uniform", "weighted_sum", "progress"])
+GRAM = ["marble", "mgda", "upgrad", "dualproj", "cagrad", "pcgrad", "nash", "imtl_g", "aligned"]
+
+
+@pytest.mark.parametrize("how", ["constant", "inapplicable"])
+def test_all_silent_keeps_what_is_outside_the_balance(model, data, how):
+    """target="reward": the common pull of the samples that a reward applies to, like the KL."""
+    for k in range(3):
+        silence(data, k, how)
+    balancer = make_balancer(model, target="reward")
+    outside = 0.3 * kl_gradient(model, data)
+    if how == "constant":
+        outside = outside + common_pull(model, data)
+    for step in (0, 1):
+        assert close(run_step(balancer, model, data, step, kl=0.3)[1], outside)
+
+
+@pytest.mark.parametrize("method", [*GRAM, "uniform", "weighted_sum", "progress"])
 def test_one_reward_is_plain_training(model, method):
     data = make_data(k=1)
     g = gradients(model, data, probability(advantages(data.rewards, data.group)))
