@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import datetime
 import gc
+import importlib.util
 import json
 import platform
 import sys
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -37,7 +38,7 @@ from marble.models.sd3 import SD3Adapter
 from marble.recipe import Recipe, load_recipe
 from marble.rewards import RewardSet
 from marble.rewards.base import Reward
-from marble.training import loop, recorder, setup
+from marble.training import loop, metrics, recorder, setup
 from marble.training.run import train
 from sd35m_folders import write_pipeline, write_prompts, write_rewards
 
@@ -141,6 +142,8 @@ def measured_run(meter: Meter) -> Iterator[None]:
             (recorder.Recorder, "epoch", "checkpoint and evaluation"),
         ):
             stack.enter_context(meter.around(owner, attribute, name))
+        if importlib.util.find_spec("tensorboard") is None:
+            stack.enter_context(patch.object(metrics, "_TensorBoard", MagicMock()))
         yield
 
 
@@ -242,6 +245,8 @@ def run(args: argparse.Namespace, root: Path) -> dict[str, Any]:
         "log.samples_every=0",
         *(TINY_OVERRIDES if tiny else []),
     ]
+    if not args.ocr:
+        overrides.append("rewards.drop=ocr")
     out = root / "run"
     with measured_run(meter):
         first = load_recipe(RECIPE, [*overrides, "train.steps=3"])
@@ -272,6 +277,7 @@ def run(args: argparse.Namespace, root: Path) -> dict[str, Any]:
         "setup": {
             "tiny": tiny,
             "t5": args.t5,
+            "ocr": args.ocr,
             "transformer_parameters": parameters,
             "memory_limit_gb": args.limit_gb,
             "samples_per_epoch": whole.samples_per_epoch,
@@ -320,6 +326,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit-gb", type=float, help="let the process have no more device memory")
     parser.add_argument("--tiny", action="store_true", help="tiny models: a smoke test")
     args = parser.parse_args(arguments)
+    args.ocr = all(importlib.util.find_spec(name) for name in ("rapidocr", "onnxruntime"))
     if args.tiny:
         args.device, args.prompts, args.images, args.timesteps = "cpu", 3, 2, 1
     return args

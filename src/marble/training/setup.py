@@ -107,7 +107,9 @@ def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, Rewa
     sets = []
     for group in (recipe.rewards.train, recipe.rewards.heldout):
         members = {
-            entry.name: load_reward(entry.reward, sources=entry.sources, **entry.options).to(device)
+            entry.name: load_reward(
+                entry.reward, sources=entry.sources, **{"device": device, **entry.options}
+            )
             for entry in group
         }
         sets.append(
