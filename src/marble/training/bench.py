@@ -6,9 +6,9 @@ import platform
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,33 +37,30 @@ def bench_train(
 ) -> dict[str, Any]:
     """Images per second of MARBLE, beside the plain weighted sum that measures nothing.
 
-    One trainer a variant; in each round every one of them takes one epoch, in turn. A ratio is
-    the median over rounds of the weighted sum's time by the variant's in the same round, which
-    other load on the machine disturbs least. N = 10 takes one refresh step in ten: its ratio is
-    put together from the two kinds of steps, `(refresh + 9·ordinary)/10`.
+    One trainer a variant; in each round every one of them takes one epoch, in turn, and the next
+    round begins with another. A ratio is the median over rounds of the weighted sum's time by the
+    variant's in the same round, which other load on the machine disturbs least; on a CPU the same
+    of processor time is given too, which other load hardly disturbs at all. N = 10 takes one
+    refresh step in ten: its ratio is put together from both kinds, `(refresh + 9·ordinary)/10`.
     """
     processes = Processes(device)
     trainers = {
         name: _trainer(load_recipe(recipe, [*SMALL, *overrides, *own]), processes)
         for name, own in VARIANTS.items()
     }
-    # The first epoch warms up, and is the refresh of N = 10; those measured are its ordinary ones.
-    timed = [{name: _epoch(t) for name, t in trainers.items()} for _ in range(1 + rounds)]
-    measured = [r for i, r in enumerate(timed) if i % 10]
-    base = [r["weighted_sum"] for r in measured]
-
-    def slowdown(name: str) -> float:
-        return statistics.median(r[name] / b for r, b in zip(measured, base))
-
-    refresh, ordinary = slowdown("marble N=1"), slowdown("marble N=10")
+    # Epoch 0 warms up. Every tenth is a refresh of N = 10, whose ordinary ones are measured here.
+    timed = [_round(trainers, first) for first in range(1 + rounds)]
+    measured = [times for i, times in enumerate(timed) if i % 10]
     images = trainers["weighted_sum"].recipe.samples_per_epoch
-    speed = images / statistics.median(base)
-    ratios = {"marble N=10": 10 / (refresh + 9 * ordinary), "marble N=1": 1 / refresh}
+    speed = images / statistics.median(times["weighted_sum"].wall for times in measured)
+    ratios = _ratios(measured, "wall")
+    more = {} if processes.device.type == "cuda" else {"ratio_cpu_time": _ratios(measured, "cpu")}
     for trainer in trainers.values():
         trainer.close()
     return {
         "images_per_s": {"weighted_sum": speed} | {n: speed * r for n, r in ratios.items()},
         "ratio": ratios,
+        **more,
         "target": {"marble N=10": 0.97, "marble N=1": 0.75},
         "profile": profile(load_recipe(recipe, [*SMALL, *overrides]), processes),
         "setup": {
@@ -78,6 +75,29 @@ def bench_train(
     }
 
 
+class Times(NamedTuple):
+    wall: float
+    cpu: float
+    """Processor seconds of all threads."""
+
+
+def _round(trainers: Mapping[str, Trainer], first: int) -> dict[str, Times]:
+    names = list(trainers)
+    turn = first % len(names)
+    return {name: _epoch(trainers[name]) for name in names[turn:] + names[:turn]}
+
+
+def _ratios(measured: Sequence[Mapping[str, Times]], clock: str) -> dict[str, float]:
+    def slowdown(name: str) -> float:
+        return statistics.median(
+            getattr(times[name], clock) / getattr(times["weighted_sum"], clock)
+            for times in measured
+        )
+
+    refresh, ordinary = slowdown("marble N=1"), slowdown("marble N=10")
+    return {"marble N=10": 10 / (refresh + 9 * ordinary), "marble N=1": 1 / refresh}
+
+
 def profile(recipe: Recipe, processes: Processes) -> dict[str, dict[str, float]]:
     """Seconds by phase of an ordinary and of a refresh epoch; rewards are not overlapped here."""
     changes = {"train": recipe.train.model_copy(update={"overlap_rewards": False})}
@@ -89,7 +109,7 @@ def profile(recipe: Recipe, processes: Processes) -> dict[str, dict[str, float]]
     for kind, step in (("ordinary", 1), ("refresh", every)):  # N = 1 has only refreshes
         trainer.step = step
         with _watched(trainer) as seconds:
-            whole = _epoch(trainer)
+            whole = _epoch(trainer).wall
         for name, outcome in trainer.parts.rewards.outcomes.items():
             seconds[f"reward {name}"] = outcome.seconds
         seconds["other"] = whole - sum(seconds.values())
@@ -159,12 +179,12 @@ def _trainer(recipe: Recipe, processes: Processes) -> Trainer:
     return Trainer(recipe, setup.build(recipe, processes.device), processes)
 
 
-def _epoch(trainer: Trainer) -> float:
+def _epoch(trainer: Trainer) -> Times:
     _synchronise(trainer.adapter.device)
-    started = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     trainer.run_epoch()
     _synchronise(trainer.adapter.device)
-    return time.perf_counter() - started
+    return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def _synchronise(device: torch.device) -> None:
