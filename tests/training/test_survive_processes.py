@@ -1,6 +1,9 @@
 """However many processes share a run, it is the same run."""
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -122,6 +125,46 @@ def test_sharding_says_what_it_cannot_do(recipe):
         fsdp.check(chosen, 1)
         with pytest.raises(MarbleError, match=message):
             fsdp.check(chosen, 2)
+
+
+LONELY = '''
+import os
+
+calls = 0
+
+
+def lonely(images, prompts, metadata):
+    """Fails on the second process only, once training has begun."""
+    global calls
+    calls += 1
+    if os.environ["RANK"] == "1" and calls == 3:
+        raise RuntimeError("out of ink")
+    return images[:, 0].float().mean((1, 2)).div(255).tolist()
+'''
+
+
+def test_a_reward_that_fails_on_one_process_stops_all_of_them_at_once(recipe, tmp_path):
+    (tmp_path / "lonely.py").write_text(LONELY)
+    changes = [rewards_override(tmp_path / "lonely.py", "lonely"), "eval.at_start=false"]
+    started = time.monotonic()
+    statuses = run_processes(2, recipe, tmp_path / "run", *changes)
+    assert statuses == [2, 2]
+    assert time.monotonic() - started < 100  # nobody waits for a process that is gone
+    status = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert status["status"] == "failed"
+
+
+@pytest.mark.slow
+def test_accelerate_launch_is_the_same_run(recipe, run, tmp_path):
+    """The way people start it, over the command line."""
+    toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--multi_cpu"]
+    launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    launch += ["--main_process_port", "29731", "-m", "marble", "train", str(recipe), toys]
+    launch += ["eval.every=0", f"train.steps={STEPS}", "--out", str(tmp_path / "run")]
+    done = subprocess.run([*launch, "--device", "cpu"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_same(run("one", 1), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from _survive import (
@@ -81,6 +82,49 @@ def test_a_run_without_a_checkpoint_starts_over(recipe, tmp_path):
     outcome, said = run_here(out / "config.yaml", out, resume=True)
     assert outcome.finished and "starting over" in said
     assert_same_run(tmp_path / "a", out)
+
+
+STATEFUL = {
+    "gradient averages": ["balance.gradient_ema=0.5", "balance.every=1"],
+    "Adam's metric, halves": ["balance.metric=adam", "balance.heldout_half=true"],
+    "progress": ["balance.method=progress", "balance.progress.warmup=2"],
+    "dropout": ["balance.method=dropout"],
+    "several steps an epoch": ["train.steps_per_epoch=2", "train.inner_epochs=2"],
+}
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_every_kind_of_state_is_taken_up_again(recipe, tmp_path, kind):
+    changes = [*STATEFUL[kind], "train.steps=8", "eval.at_start=false", "eval.every=0"]
+    changes += ["log.samples_every=4", "data.prompts_per_epoch=2"]
+    out = tmp_path / "run"
+    stopped, _ = run_here(recipe, out, *changes, "train.max_hours=1e-9")
+    assert not stopped.finished
+    for _ in range(3):
+        stopped, _ = run_here(out / "config.yaml", out, "train.max_hours=1e-9", resume=True)
+    resumed, _ = run_here(out / "config.yaml", out, "train.max_hours=null", resume=True)
+    assert resumed.finished
+    unbroken, _ = run_here(recipe, tmp_path / "unbroken", *changes)
+    assert unbroken.finished
+    assert_same_run(tmp_path / "unbroken", out)
+
+
+def test_trackers_go_on_with_the_same_run(recipe, tmp_path, monkeypatch):
+    opened, logged = [], []
+    fake = SimpleNamespace(
+        util=SimpleNamespace(generate_id=lambda: f"id{len(opened)}{random.random()}"),
+        init=lambda **options: (
+            opened.append(options)
+            or SimpleNamespace(log=lambda values, step: logged.append(step), finish=lambda: None)
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    out = tmp_path / "run"
+    changes = ["train.steps=2", "log.trackers=[wandb]", "eval.every=0", "eval.at_start=false"]
+    run_here(recipe, out, *changes, "train.max_hours=1e-9")
+    run_here(out / "config.yaml", out, "train.max_hours=null", resume=True)
+    assert len(opened) == 2 and opened[0]["id"] == opened[1]["id"]
+    assert opened[1]["resume"] == "allow" and sorted(set(logged)) == [1, 2]
 
 
 @pytest.mark.slow

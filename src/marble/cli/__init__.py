@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -34,7 +35,8 @@ def main() -> None:
     try:
         app()
     except MarbleError as error:
-        print(f"marble: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # processes fail together: one of them says why
+            print(f"marble: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("marble: interrupted", file=sys.stderr)

@@ -61,37 +61,46 @@ def evaluate_policy(
 ) -> Evaluation:
     """Draws every sample once, whatever the number of processes, and scores it."""
     started = time.perf_counter()
-    settings, rollout = recipe.eval, recipe.rollout
     sets = [r for r in rewards if r is not None]
     # With a sharded model all processes must draw equally often: a few samples are drawn twice.
     even = [*samples, *samples[: -len(samples) % processes.size]]
+    table, images = processes.together(
+        lambda: _draw_and_score(adapter, sets, processes.mine(even), recipe, policy)
+    )
+    if processes.size > 1:
+        table, images = _collect(table, images, len(even), processes)
+        table, images = table[:, : len(samples)], images[: len(samples)]
+    names = [name for r in sets for name in r.names]
+    return Evaluation(list(samples), images, dict(zip(names, table)), time.perf_counter() - started)
+
+
+def _draw_and_score(
+    adapter: Adapter, sets: list[RewardSet], samples: list[Sample], recipe: Recipe, policy: str
+) -> tuple[np.ndarray, Tensor]:
+    """Scores by all rewards of `sets`, one below the other, and the pictures."""
+    settings, rollout = recipe.eval, recipe.rollout
+    size = settings.batch_size or rollout.batch_size
     mine = make_rollout(
         adapter,
         sets[0],
-        processes.mine(even),
+        samples,
         policy=policy,
         steps=settings.steps or rollout.steps,
         sampler=settings.sampler or rollout.sampler,
         guidance=settings.guidance or rollout.guidance,
-        batch_size=settings.batch_size or rollout.batch_size,
+        batch_size=size,
         pool=None,
     )
     tables = [mine.scores_Kn]
     prompts = [s.prompt.text for s in mine.samples]
     metadata = [dict(s.prompt.metadata) for s in mine.samples]
-    size = settings.batch_size or rollout.batch_size
     for more in sets[1:]:  # in batches too: a reward's deadline is meant for one
         parts = [
             more.score(mine.images[i : i + size], prompts[i : i + size], metadata[i : i + size])
             for i in range(0, len(prompts), size)
         ]
         tables.append(np.concatenate(parts, axis=1) if parts else np.zeros((len(more), 0)))
-    table, images = np.concatenate(tables), mine.images
-    if processes.size > 1:
-        table, images = _collect(table, images, len(even), processes)
-        table, images = table[:, : len(samples)], images[: len(samples)]
-    names = [name for r in sets for name in r.names]
-    return Evaluation(list(samples), images, dict(zip(names, table)), time.perf_counter() - started)
+    return np.concatenate(tables), mine.images
 
 
 def _collect(
