@@ -10,6 +10,7 @@ from rich.table import Table
 
 from marble.evaluation import compare_table
 from marble.recipe import Recipe
+from marble.training.display import signed
 
 
 def gains_of(run: Path) -> dict[str, Any] | None:
@@ -51,8 +52,8 @@ def _row(name: str, gain: dict[str, Any], found: dict[str, Any]) -> list[str]:
         name,
         f"{found['base'][name]['mean']:.3f}",
         f"{found['trained'][name]['mean']:.3f}",
-        f"[{colour}]{gain['mean']:+.3f}[/]",
-        f"{gain['lo']:+.3f} … {gain['hi']:+.3f}",
+        f"[{colour}]{signed(gain['mean'])}[/]",
+        f"{signed(gain['lo'])} … {signed(gain['hi'])}",
         f"{found['won'][name]:.0%}",
     ]
 

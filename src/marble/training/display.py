@@ -39,6 +39,7 @@ class Display:
 
     def __enter__(self) -> Display:
         if self._live is not None:
+            self._live.update(self._progress)
             self._live.start()
         return self
 
@@ -60,7 +61,7 @@ class Display:
             self.worst = float(row["harmony/min"])
         speed = f"{row['images_per_s']:.1f} images/s"
         self._progress.update(
-            self._task, completed=row["step"], note=f"epoch {row['epoch']}  {speed}"
+            self._task, completed=row["step"], note=f"epoch {row['epoch'] + 1}  {speed}"
         )
         if self._live is not None:
             self._live.update(Group(self._progress, self._table()))
@@ -81,7 +82,7 @@ class Display:
             table.add_row(
                 name,
                 "–" if now is None else f"{now:.3f}",
-                "–" if change is None else f"[{colour}]{change:+.3f}[/]",
+                "–" if change is None else f"[{colour}]{signed(change)}[/]",
                 sparkline(values, TREND),
                 f"{self.alpha.get(name, float('nan')):.2f}",
             )
@@ -97,6 +98,11 @@ class Display:
         return (
             f"step {row['step']}/{self.steps}  {rewards}{worst}  {speed}  {left / 60:.1f} min left"
         )
+
+
+def signed(value: float) -> str:
+    """A change with its sign; one too small for three decimals in powers of ten."""
+    return f"{value:+.1e}" if 0 < abs(value) < 5e-4 else f"{value:+.3f}"
 
 
 def sparkline(values: list[float], width: int) -> str:
