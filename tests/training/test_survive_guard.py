@@ -99,6 +99,7 @@ def test_the_reward_whose_gradient_is_not_finite_is_named(recipe, tmp_path, monk
     assert [row["skipped"] for row in rows(tmp_path / "run")] == [0, 0, 0, 1, 1]
 
 
+@pytest.mark.slow  # half precision is slow on a CPU
 def test_the_loss_scale_of_fp16_falls_until_it_fits_and_is_kept(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(guards, "FP16_START", 2.0**30)
     out = tmp_path / "run"

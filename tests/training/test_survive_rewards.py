@@ -91,10 +91,15 @@ def test_a_failing_reward_stops_the_run(recipe, tmp_path, kind):
     good, passed_over = newest_complete(tmp_path / "run" / "checkpoints")
     assert good.name == f"step-{at - 1:06d}" and not passed_over
     assert audit(tmp_path / "run", tmp_path / "book") == 0
-    # The reward is mended: the run goes on from there.
-    mended = settings(recipe, tmp_path, kind, 99, "train.steps=3")
-    outcome, _ = run_here(tmp_path / "run" / "config.yaml", tmp_path / "run", *mended, resume=True)
-    assert outcome.finished and final_state(tmp_path / "run")[1]["step"] == 3
+
+
+def test_once_the_reward_is_mended_the_run_goes_on(recipe, tmp_path):
+    out = tmp_path / "run"
+    error, _ = run_here(recipe, out, *settings(recipe, tmp_path, "nan", 2, "train.steps=3"))
+    assert isinstance(error, RewardError)
+    mended = settings(recipe, tmp_path, "nan", 99)
+    outcome, _ = run_here(out / "config.yaml", out, *mended, resume=True)
+    assert outcome.finished and final_state(out)[1]["step"] == 3
 
 
 @pytest.mark.parametrize(

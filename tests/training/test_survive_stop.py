@@ -43,7 +43,7 @@ def recipe(tmp_path_factory):
 
 def test_a_signal_ends_the_run_well_and_it_goes_on_exactly(recipe, tmp_path):
     out, said = tmp_path / "run", tmp_path / "said"
-    changes = ["train.steps=40", "train.checkpoint_every=50", "eval.every=0"]
+    changes = ["train.steps=40", "train.checkpoint_every=50", "eval.every=0", "eval.at_start=false"]
     process = start_cli(said, "train", recipe, *changes, "--out", out, "--device", "cpu")
     wait_for(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) >= 2, process)
     os.kill(process.pid, signal.SIGTERM)
