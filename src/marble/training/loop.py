@@ -13,7 +13,6 @@ import torch
 from marble.advantage import gather_rewards
 from marble.balance import Batch, StepReport
 from marble.data import GroupSampler, Sample
-from marble.evaluation.canaries import canaries
 from marble.models import lora
 from marble.recipe import Recipe
 from marble.training import random_state, state
@@ -165,7 +164,7 @@ class Trainer:
         self.warnings += self.guard.spikes(report)
         if self.warnings:
             row["notes"] = row.get("notes", []) + self.warnings
-        self._add_rollout(row, rollout, seconds)
+        self._add_rollout(row, rollout, part, seconds)
         return row
 
     def _apply(self, report: StepReport, samples: list[Sample]) -> dict[str, float] | None:
@@ -184,16 +183,15 @@ class Trainer:
         self.balancer.scale = self.guard.scale
         return applied
 
-    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, seconds: float) -> None:
-        total = rollout.seconds + rollout.reward_seconds + seconds
+    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, part: Part, took: float) -> None:
+        """Times and statistics of the rollout; a step among several answers for its share of it."""
         row["time/rollout"], row["time/reward"] = rollout.seconds, rollout.reward_seconds
-        row["images_per_s"] = len(rollout.samples) * self.processes.size / total
+        share = len(part.samples) / max(1, len(rollout.samples)) / self.recipe.train.inner_epochs
+        seconds = (rollout.seconds + rollout.reward_seconds) * share + took
+        row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
-        if len(rollout.images):
-            groups = [s.group for s in rollout.samples]
-            for name, values in canaries(rollout.images.numpy(), groups).items():
-                row[f"canary/{name}"] = float(np.nanmean(values))
+        row |= rollout.canaries
 
     def _sampler(self) -> GroupSampler:
         return next(s for start, s in reversed(self.parts.samplers) if start <= self.step)

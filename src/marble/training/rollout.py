@@ -6,12 +6,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from marble.data import Sample
+from marble.evaluation.canaries import canaries
 from marble.models.base import Adapter
 from marble.rewards import RewardSet
 
@@ -27,6 +29,14 @@ class Rollout:
     seconds: float
     reward_seconds: float
     """Time spent waiting for scores after the last picture was drawn."""
+
+    @cached_property
+    def canaries(self) -> dict[str, float]:
+        """Image statistics that move first when a model learns to cheat, averaged."""
+        if not len(self.images):
+            return {}
+        found = canaries(self.images.numpy(), [s.group for s in self.samples])
+        return {f"canary/{name}": float(np.nanmean(values)) for name, values in found.items()}
 
 
 def make_rollout(
