@@ -140,7 +140,7 @@ def test_a_slow_peer_ends_at_the_deadline(behaviour):
         began = time.monotonic()
         with pytest.raises(RewardError, match=r"within 0\.3 s"):
             Remote(peer.url, "bright", deadline_s=0.3).score(PICTURES, PROMPTS, METAS)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 2.5
 
 
 def test_a_dead_peer_is_named():

@@ -9,8 +9,9 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
+from marble.errors import MarbleError
 from marble.rewards.base import Metadata, Reward
-from marble.rewards.http import Endpoint, Refused, WrongAnswer, key_from
+from marble.rewards.http import Endpoint, Refused, WrongAnswer, get_json, key_from
 from marble.rewards.pictures import to_png
 
 KEY_VARIABLE = "MARBLE_API_KEY"
@@ -46,12 +47,14 @@ class Remote(Reward):
     @classmethod
     def check(cls, url: str = "", reward: str = "", **options: Any) -> str:
         """Asks the server for nothing but whether it is there and has the reward."""
-        from marble.errors import MarbleError
-        from marble.rewards.http import get_json
-
-        known = get_json(url, "/health").get("rewards", [])
+        start = f"start one there with `marble serve {reward}`"
+        try:
+            known = get_json(url, "/health").get("rewards", [])
+        except MarbleError as error:
+            raise MarbleError(f"{error}; {start}") from None
         if reward not in known:
-            raise MarbleError(f"{url} serves {', '.join(known) or 'nothing'}, not {reward!r}")
+            served = ", ".join(map(str, known)) or "nothing"
+            raise MarbleError(f"{url} serves {served}, not {reward!r}; {start}")
         return f"{reward} served at {url}"
 
     def score(

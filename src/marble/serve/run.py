@@ -39,4 +39,6 @@ def serve(
     try:
         server.run()
     except SystemExit:  # uvicorn has said why, e.g. that the port is taken
-        raise MarbleError(f"cannot listen on {settings.host}:{settings.port}") from None
+        raise MarbleError(
+            f"cannot listen on {settings.host}:{settings.port}; choose another --port"
+        ) from None
