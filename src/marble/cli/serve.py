@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from marble.cli.common import split_overrides
 from marble.errors import MarbleError
 
 
@@ -49,9 +48,9 @@ def serve(
     from marble.serve import serve as run
     from marble.serve.settings import Settings
 
-    names, given = split_overrides(words)
+    names = [word for word in words if "=" not in word]
     options: dict[str, dict[str, Any]] = {}
-    for text in given:
+    for text in [word for word in words if "=" in word]:
         key, _, value = text.partition("=")
         name, dot, option = key.rpartition(".")
         if not dot:

@@ -25,6 +25,8 @@ def serve(
         raise MarbleError(
             f'marble serve needs {error.name}: pip install "marble-rl[serve]"'
         ) from None
+    if not rewards:
+        raise MarbleError("name at least one reward to serve")
     unknown = [name for name in options if name not in rewards]
     if unknown:
         raise MarbleError(f"options for {unknown[0]}, which is not among {', '.join(rewards)}")
