@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,18 @@ from marble.training.checkpoint import step_name
 from marble.training.metrics import plain
 
 PACKAGES = ("marble-rl", "torch", "diffusers", "peft", "accelerate", "transformers", "numpy")
+
+# A disk that is full, read-only, gone, or not ours: nothing that marble can mend.
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ESTALE,
+)
 
 
 class RunFolder:

@@ -17,6 +17,7 @@ from marble.evaluation.canaries import canaries
 from marble.recipe import Recipe
 from marble.training.checkpoint import (
     CheckpointWriter,
+    State,
     checkpoints,
     newest_complete,
     set_aside,
@@ -24,7 +25,7 @@ from marble.training.checkpoint import (
 )
 from marble.training.closing import closing_table, write_model_card
 from marble.training.evaluate import Evaluation, evaluate_policy
-from marble.training.folder import RunFolder, environment
+from marble.training.folder import DISK_ERRORS, RunFolder, environment
 from marble.training.loop import Trainer
 from marble.training.metrics import JsonLines, Trackers
 from marble.training.processes import Processes
@@ -40,16 +41,20 @@ class Recorder:
         self.fresh = not resuming
         self._seconds_before = 0.0
         self._folder: RunFolder | None = None
+        self._failure: MarbleError | None = None
         processes.from_main(self._begin)
 
     def _begin(self) -> None:
         """Takes the folder. The recipe goes in first: from then on the run can be resumed."""
         self._folder = RunFolder(self.path, resuming=not self.fresh)
-        if self.fresh:
-            self._folder.write_text("config.yaml", self.recipe.dump())
-            self._open(0, {})
-        size = self.processes.size
-        self._folder.write_json("environment.json", environment(self.processes.device, size))
+        try:
+            if self.fresh:
+                self._folder.write_text("config.yaml", self.recipe.dump())
+                self._open(0, {})
+            size = self.processes.size
+            self._folder.write_json("environment.json", environment(self.processes.device, size))
+        except OSError as error:
+            raise self.cannot_write(error) from error
 
     def find_checkpoint(self, say: Say) -> Path | None:
         """The newest whole checkpoint, for all processes; None where the run has none yet."""
@@ -97,17 +102,18 @@ class Recorder:
 
     def begin(self, trainer: Trainer, say: Say) -> None:
         """Before the first step: the untouched model on the held-out prompts."""
-        if self._folder is not None:
-            self._folder.write_status("running", 0, self.recipe.train.steps)
+        self._attempt(lambda: self._write_status("running", 0))
         if self.recipe.eval.at_start:
             self._evaluate(trainer, "base", say)
+        self._settle()
 
     def step(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        if self._folder is None:
-            return
-        self._metrics.write(row)
-        self._trackers.log(row["step"], row)
-        self._checkpoints.check()
+        def write() -> None:
+            self._metrics.write(row)
+            self._trackers.log(row["step"], row)
+            self._checkpoints.check()
+
+        self._attempt(write)
 
     def epoch(self, trainer: Trainer, steps: int, stopping: bool, seconds: float, say: Say) -> None:
         """After an epoch of `steps` optimiser steps: samples, evaluation, checkpoint, as due."""
@@ -123,18 +129,15 @@ class Recorder:
             self._evaluate(trainer, "trained", say)
         if last or stopping or due(recipe.train.checkpoint_every):
             self._checkpoint(trainer)
-        if self._folder is not None:
-            self._folder.write_status("running", step, recipe.train.steps, self._seconds_before)
+        self._attempt(lambda: self._write_status("running", step))
+        self._settle()
 
     def end(self, trainer: Trainer, reason: str | None, console: Console) -> None:
         """Closing words: the table before → after, and where everything lies."""
         if self._folder is None:
             return
         self._checkpoints.close()
-        status = "finished" if reason is None else "interrupted"
-        self._folder.write_status(
-            status, trainer.step, self.recipe.train.steps, self._seconds_before
-        )
+        self._write_status("finished" if reason is None else "interrupted", trainer.step)
         if reason is not None:
             console.print(
                 f"stopped after step {trainer.step} ({reason}); go on with\n"
@@ -152,9 +155,7 @@ class Recorder:
         """Marks the run as failed, where that can still be written."""
         if self._folder is not None and hasattr(self, "_metrics"):
             with suppress(OSError):
-                self._folder.write_status(
-                    "failed", step, self.recipe.train.steps, self._seconds_before
-                )
+                self._write_status("failed", step)
 
     @property
     def last_good(self) -> str:
@@ -166,6 +167,13 @@ class Recorder:
             return f"the last good checkpoint is {newest_complete(self.path / 'checkpoints')[0]}"
         except CheckpointError:
             return "there is no checkpoint yet"
+
+    def cannot_write(self, error: OSError) -> MarbleError:
+        """What to tell of a disk that is full, gone or not ours."""
+        return MarbleError(
+            f"{self.path}: cannot write there ({error.strerror}); {self.last_good}. Go on with "
+            f"`marble train --resume {self.path}` when it can be written again"
+        )
 
     def close(self) -> None:
         if self._folder is None:
@@ -179,6 +187,33 @@ class Recorder:
 
     # -- inside -----------------------------------------------------------------------------
 
+    def _attempt(self, write: Callable[[], None]) -> None:
+        """Writes, on the main process. A failure waits until all can hear of it, in `_settle`;
+        meanwhile the main process must not stay away from what they do together."""
+        if self._folder is None or self._failure is not None:
+            return
+        try:
+            write()
+        except CheckpointError as error:
+            self._failure = error
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            self._failure = self.cannot_write(error)
+
+    def _settle(self) -> None:
+        """Fails, on all processes, where the main one could not write."""
+
+        def tell() -> None:
+            if self._failure is not None:
+                raise self._failure
+
+        self.processes.together(tell)
+
+    def _write_status(self, status: str, step: int) -> None:
+        assert self._folder is not None
+        self._folder.write_status(status, step, self.recipe.train.steps, self._seconds_before)
+
     def _evaluate(self, trainer: Trainer, policy: str, say: Say) -> None:
         adapter, parts, recipe = trainer.adapter, trainer.parts, self.recipe
         use_ema = policy == "trained" and recipe.eval.ema
@@ -191,26 +226,27 @@ class Recorder:
                 self.processes,
                 policy="default" if policy == "trained" else "base",
             )
-        if self._folder is None:
-            return
-        folder = f"evals/{step_name(trainer.step)}"
+        # Handed out here: a row of metrics holds only what its own epoch had to say.
+        own = [w for part in (parts.rewards, parts.heldout) if part for w in part.warnings()]
+        for warning in dict.fromkeys(w for part in self.processes.gather(own) for w in part):
+            say(f"step {trainer.step}, evaluation: {warning}")
+        self._attempt(lambda: self._write_evaluation(trainer.step, policy, result, say))
+
+    def _write_evaluation(self, step: int, policy: str, result: Evaluation, say: Say) -> None:
+        assert self._folder is not None
+        folder = f"evals/{step_name(step)}"
         record = {
-            "step": trainer.step,
+            "step": step,
             "policy": policy,
-            **result.record(recipe.rewards.names),
+            **result.record(self.recipe.rewards.names),
             "folder": folder,
             "seconds": result.seconds,
         }
         self._evals.write(record)
-        self._trackers.log(
-            trainer.step, {f"eval/{name}": r["mean"] for name, r in record["rewards"].items()}
-        )
-        self._write_evaluation(folder, trainer.step, result)
-        means = "  ".join(f"{name} {r['mean']:.3f}" for name, r in record["rewards"].items())
-        say(f"held-out, {policy}, step {trainer.step}: {means}")
-
-    def _write_evaluation(self, folder: str, step: int, result: Evaluation) -> None:
-        assert self._folder is not None
+        means = {name: r["mean"] for name, r in record["rewards"].items()}
+        self._trackers.log(step, {f"eval/{name}": mean for name, mean in means.items()})
+        shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+        say(f"held-out, {policy}, step {step}: {shown}")
         groups = [s.group for s in result.samples]
         statistics = canaries(result.images.numpy(), groups)
         names = self.recipe.rewards.names
@@ -232,26 +268,32 @@ class Recorder:
         chosen = np.linspace(0, len(samples) - 1, count).round().astype(int).tolist()
         wanted = {samples[i].index for i in chosen}
         own = {
-            s.index: image for s, image in zip(rollout.samples, rollout.images) if s.index in wanted
+            s.index: image.clone()  # a view would travel with all the others
+            for s, image in zip(rollout.samples, rollout.images)
+            if s.index in wanted
         }
         images = {k: v for part in self.processes.gather(own) for k, v in part.items()}
-        if self._folder is None:
-            return
         names = self.recipe.rewards.names
-        self._folder.write_pictures(
-            f"samples/{step_name(trainer.step)}",
-            trainer.step,
-            [samples[i] for i in chosen],
-            torch.stack([images[samples[i].index] for i in chosen]),
-            {name: scores_KN[k, chosen].numpy() for k, name in enumerate(names)},
-            trained=names,
-        )
-        self._folder.write_advantages(trainer.step, names, samples, scores_KN, batch)
+
+        def write() -> None:
+            assert self._folder is not None
+            self._folder.write_pictures(
+                f"samples/{step_name(trainer.step)}",
+                trainer.step,
+                [samples[i] for i in chosen],
+                torch.stack([images[samples[i].index] for i in chosen]),
+                {name: scores_KN[k, chosen].numpy() for k, name in enumerate(names)},
+                trained=names,
+            )
+            self._folder.write_advantages(trainer.step, names, samples, scores_KN, batch)
+
+        self._attempt(write)
 
     def _checkpoint(self, trainer: Trainer) -> None:
         state = trainer.state()
-        if self._folder is None:
-            return
+        self._attempt(lambda: self._write_checkpoint(trainer, state))
+
+    def _write_checkpoint(self, trainer: Trainer, state: State) -> None:
         for lines in (self._metrics, self._evals):
             lines.sync()
         state.meta["recorder"] = {

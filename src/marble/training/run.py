@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +13,13 @@ from marble.recipe import Recipe
 from marble.training import fsdp, setup
 from marble.training.checkpoint import load_state
 from marble.training.display import Display
+from marble.training.folder import DISK_ERRORS
 from marble.training.guard import Diverged
 from marble.training.loop import Trainer
 from marble.training.memory import is_out_of_memory, out_of_memory
 from marble.training.processes import Processes
 from marble.training.recorder import Recorder
 from marble.training.stop import StopRequest
-
-DISK_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ESTALE,
-)
 
 
 @dataclass(frozen=True)
@@ -95,10 +84,7 @@ def _train(
         if isinstance(error, Diverged):
             raise MarbleError(f"{error}; {recorder.last_good}") from error
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            raise MarbleError(
-                f"{out}: cannot write there ({error.strerror}); {recorder.last_good}. "
-                f"Go on with `marble train --resume {out}` when it can be written again"
-            ) from error
+            raise recorder.cannot_write(error) from error
         raise
     finally:
         if trainer is not None:
