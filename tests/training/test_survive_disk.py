@@ -14,6 +14,7 @@ from _survive import (
     rewards_override,
     rows,
     run_here,
+    run_processes,
     run_to_end,
     spawn,
     start_cli,
@@ -204,6 +205,18 @@ def test_a_disk_that_fills_up_during_a_run(recipe, tmp_path, monkeypatch, left):
         assert outcome.finished
         run_here(recipe, tmp_path / "unbroken", *settings)
         assert_same_run(tmp_path / "unbroken", disk / "run")
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_all_processes(recipe, tmp_path):
+    with mounted(tmp_path / "small", "size=16m") as disk:
+        script = FILLER.replace('os.environ["SURVIVE_FILL"]', f"'{disk}:0'")
+        (tmp_path / "filler.py").write_text(script)
+        changes = [rewards_override(tmp_path / "filler.py", "filler"), "eval.at_start=false"]
+        statuses = run_processes(2, recipe, disk / "run", *changes, "train.steps=4")
+        assert statuses == [2, 2]
+        good, passed_over = newest_complete(disk / "run" / "checkpoints")
+        assert good.name == "step-000002" and not passed_over
 
 
 def test_a_folder_that_cannot_be_written(recipe, finished, tmp_path):
