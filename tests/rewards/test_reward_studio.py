@@ -81,8 +81,9 @@ def test_a_wrong_word_does_not_pass(real):
 
 def test_clip_finds_the_right_caption(real):
     images, prompts, _ = real
-    for name in ("studio-clip", "studio-clip2"):
-        assert retrieval(load(name), images, prompts, seed=0) >= 0.9, name
+    assert retrieval(load("studio-clip"), images, prompts, seed=0) >= 0.9
+    # Held out, smaller and trained for less time: a coarser judge, but no stranger to the world.
+    assert retrieval(load("studio-clip2"), images, prompts, seed=0) >= 0.8
 
 
 @pytest.mark.parametrize("name", ["studio-pick", "studio-aesthetic", "studio-realism"])
@@ -112,6 +113,6 @@ def test_five_rewards_are_quick(five, real):
     assert seconds < 6  # 0.6 s on two free cores; the bound is for a busy machine
 
 
-def test_clip_and_aesthetic_share_one_model(five):
+def test_pick_and_aesthetic_share_one_model(five):
     by_name = dict(zip(five.names, five.rewards))
-    assert by_name["studio-clip"].encoder is by_name["studio-aesthetic"].encoder
+    assert by_name["studio-pick"].encoder is by_name["studio-aesthetic"].encoder

@@ -36,7 +36,7 @@ def _studio(folder: str, **more: Any) -> Callable[[], dict[str, Any]]:
 
 def _studio_aesthetic() -> dict[str, Any]:
     head = studio_folder("aesthetic") / "head.safetensors"
-    return {"path": studio_folder("clip"), "head": head}
+    return {"path": studio_folder("pick"), "head": head}
 
 
 _HERE = "marble.rewards"

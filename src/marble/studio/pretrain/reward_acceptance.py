@@ -92,7 +92,7 @@ def load_from(folder: Path, device: str | torch.device) -> dict[str, Any]:
         "clip2": CLIPScore(folder / "clip2", device=device),
         "pick": PickScore(folder / "pick", device=device),
         "aesthetic": Aesthetic(
-            folder / "clip", head=folder / "aesthetic" / "head.safetensors", device=device
+            folder / "pick", head=folder / "aesthetic" / "head.safetensors", device=device
         ),
         "geneval": GenEval("centernet", path=folder / "detector", device=device),
         "realism": Realism(folder / "realism", device=device),

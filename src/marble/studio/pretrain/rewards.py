@@ -78,12 +78,13 @@ def train_reward_models(
 
     clip = new_clip(tokenizer, width=128, layers=5, text_width=96, text_layers=3, projection=128)
     clip = train_clip(clip, train, budget("clip"), disturb=disturb, batch=batch)
-    head = train_aesthetic(clip, train, budget("aesthetic"), disturb=disturb, batch=batch)
-    save_head(head, out_dir / "aesthetic" / "head.safetensors")
     save_clip(clip, tokenizer_folder, out_dir / "clip")
 
     pick = train_pick(clip, train, budget("pick"), disturb=disturb, batch=batch // 2)
     save_clip(pick, tokenizer_folder, out_dir / "pick")
+    # On pick's embedding, which knows damage when it sees it; clip's is half blind to it.
+    head = train_aesthetic(pick, train, budget("aesthetic"), disturb=disturb, batch=batch)
+    save_head(head, out_dir / "aesthetic" / "head.safetensors")
 
     torch.manual_seed(8)
     clip2 = new_clip(
