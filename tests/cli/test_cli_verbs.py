@@ -100,7 +100,8 @@ def test_compare_prints_one_table(marble, trained):
 def test_recipes_list_show_and_explain(marble):
     assert "studio-fast" in marble("recipes").out
     assert "steps: 10\n" in marble("recipes", "studio", "train.steps=10").out
-    assert json.loads(marble("recipes", "studio", "--json").out)["balance"]["method"] == "marble"
+    shown = json.loads(marble("recipes", "studio-uniform", "--json").out)
+    assert shown["balance"]["method"] == "uniform"
     assert "studio" in json.loads(marble("recipes", "--json").out)["recipes"]
     assert "balance.rho" in marble("recipes", "--fields").out
 

@@ -62,7 +62,9 @@ def bench_train(
         "ratio": ratios,
         **more,
         "target": {"marble N=10": 0.97, "marble N=1": 0.75},
-        "profile": profile(load_recipe(recipe, [*SMALL, *overrides]), processes),
+        "profile": profile(
+            load_recipe(recipe, [*SMALL, *overrides, *VARIANTS["marble N=10"]]), processes
+        ),
         "setup": {
             "recipe": recipe,
             "images_per_epoch": images,
