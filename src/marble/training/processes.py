@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from torch import Tensor
 
 from marble.errors import MarbleError
 
@@ -45,17 +44,6 @@ class Processes:
         dist.all_gather_object(values, value)
         return values
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Sums each tensor over the processes, in place, in one collective."""
-        if self.size == 1 or not tensors:
-            return
-        flat = torch.cat([t.reshape(-1) for t in tensors])
-        dist.all_reduce(flat)
-        start = 0
-        for tensor in tensors:
-            tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
-            start += tensor.numel()
-
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on some process: the processes must agree on when to stop."""
         return any(self.gather(flag))
@@ -81,10 +69,6 @@ class Processes:
     def from_main(self, work: Callable[[], T]) -> T:
         """What `work` gives on the main process, on all of them; its failure likewise."""
         return self.gather(self.together(lambda: work() if self.is_main else None))[0]
-
-    def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
 
     def close(self) -> None:
         if self.size > 1:
