@@ -55,7 +55,7 @@ MISTAKES = {
 @pytest.mark.parametrize("override", MISTAKES)
 def test_mistake_gives_one_line(override):
     with pytest.raises(RecipeError) as caught:
-        load_recipe("studio", [override])
+        load_recipe("studio-marble", [override])
     assert MISTAKES[override] in str(caught.value)
     assert "\n" not in str(caught.value)
 

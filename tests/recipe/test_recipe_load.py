@@ -59,7 +59,7 @@ def test_delayed_schedule_and_warmup():
 
 def test_overrides_of_every_shape():
     recipe = load_recipe(
-        "studio",
+        "studio-marble",
         [
             "optim.lr=3e-4",
             "train.max_hours=null",
@@ -77,7 +77,7 @@ def test_overrides_of_every_shape():
     )
     assert recipe.optim.lr == 3e-4 and recipe.train.max_hours is None
     assert recipe.rewards.train[0].weight == 2.5
-    assert recipe.rewards.train[0].options == {"dense": True}
+    assert recipe.rewards.train[0].options == {"engine": "ppocr-rec", "dense": True}
     assert recipe.rewards.on_error == "skip_sample"
     assert recipe.rewards.heldout[0].options == {"k": [1, 2]}
     assert recipe.data.sources["general"].share == 3
