@@ -22,7 +22,7 @@ shift 2
 
 gpus=${SLURM_GPUS_ON_NODE:-8}
 export MASTER_ADDR MASTER_PORT
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r MASTER_ADDR < <(scontrol show hostnames "$SLURM_JOB_NODELIST")  # the first of them
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 
 # An hour before the job's end the run finishes its epoch, saves and stops with status 0.
