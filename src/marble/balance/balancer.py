@@ -17,6 +17,7 @@ from marble.balance.gates import Gate, gate_for
 from marble.balance.plan import Plan
 from marble.balance.settings import MERGED, check_settings, reward_weights, rule_of
 from marble.harmonise import (
+    DebiasedGram,
     Harmoniser,
     Solution,
     debiased_gram,
@@ -55,8 +56,10 @@ class Balancer:
     debias: norms and cosines from products across halves of the step's micro-batches.
     gate: which rewards take part in a step; a pure function of the step (see `gates`).
     drop_silent: a reward without an informative sample leaves the step.
+    masks: False counts "does not apply" as a score of 0, which dilutes specialised rewards; only
+        for comparison.
     Further keywords (`rho`, `amortise`, `priorities`, `floors`, `groups`, `ridge`, `consolidate`,
-    `options` …) go to `Harmoniser`.
+    `hybrid`, `snr`, `options` …) go to `Harmoniser`.
 
     Under DDP or with plain replicas every process calls the same methods, with its own
     micro-batches (any number, also none); `finish` sums. The gradient of a step is a sum over all
@@ -81,6 +84,7 @@ class Balancer:
         metric: Literal["plain", "adam"] = "plain",
         optimizer: torch.optim.Optimizer | None = None,
         drop_silent: bool = True,
+        masks: bool = True,
         gate: Gate | None = None,
         seed: int = 0,
         **harmoniser: Any,
@@ -90,7 +94,7 @@ class Balancer:
         self.method, self.merged = method, method in MERGED
         self.objective = objective or NFT()
         self.target: Literal["full", "reward"] = target
-        self.std, self.drop_silent = std, drop_silent
+        self.std, self.drop_silent, self.masks = std, drop_silent, masks
         self.measure_every = measure_every
         self.debias, self.gradient_ema, self.metric = debias, gradient_ema, metric
         self.optimizer = optimizer
@@ -115,7 +119,7 @@ class Balancer:
                 self.k + 1,  # one further row, at next to no cost: what the sum would have done
                 names=[*self.names, "weighted sum"],
                 target=self.target,
-                slots=2 if self.heldout or self.debias else 1,
+                slots=2 if self.heldout or self.debias or self.harmoniser.steer.snr else 1,
             )
         return self._jacobian
 
@@ -123,8 +127,9 @@ class Balancer:
 
     def batch(self, rewards_KN: Tensor | np.ndarray, group_N: Tensor | np.ndarray) -> Batch:
         """Advantages of samples (all processes' samples, in the same order everywhere)."""
+        rewards = torch.as_tensor(rewards_KN)
         return make_batch(
-            rewards_KN,
+            rewards if self.masks else torch.where(rewards.isnan(), 0.0, rewards),
             group_N,
             names=self.names,
             weights_K=self.weights_K,
@@ -205,12 +210,12 @@ class Balancer:
         """Coefficients from the plan's recorded gradients, and their geometry."""
         active, gram = plan.active_K, self._gram()
         if self.harmoniser.needs_gram:
-            to_solve, notes = self._gram_to_solve(active, gram)
-            solution = self.harmoniser.solve(to_solve, active)
+            to_solve, signal, notes = self._gram_to_solve(plan, gram)
+            solution = self.harmoniser.solve(to_solve, active, signal_K=signal)
             solution = replace(solution, notes=solution.notes + notes)
         else:
             solution = self.harmoniser.cached(plan.step, active)
-        return self._with_geometry(solution, gram, active)
+        return self._with_geometry(solution, gram, plan)
 
     def direction(self, solution: Solution) -> np.ndarray:
         """The step's direction as coefficients of the Jacobian's rows: K rewards and their sum."""
@@ -242,31 +247,38 @@ class Balancer:
         return self.jacobian.gram(slots=slots, **options).numpy()
 
     def _gram_to_solve(
-        self, active: np.ndarray, gram: np.ndarray
-    ) -> tuple[np.ndarray, tuple[str, ...]]:
-        k = self.k
+        self, plan: Plan, gram: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
+        """The Gram matrix the rule is to see, the share of signal in its norms, and notes."""
         options: dict[str, Any] = {}
         if self.metric == "adam" and self.optimizer is not None and self.optimizer.state:
             options["metric"] = adam_metric(self.optimizer)
-        if self.debias:
-            if not self._halves().all():
-                note = "Debiasing needs two micro-batches in the solve: plain norms."
-                return self._gram(**options)[:k, :k], (note,)
-            # Slots hold sums over half of the step; the estimate wants means, twice as long.
-            blocks = [[4 * self._gram((a, b), **options)[:k, :k] for b in (0, 1)] for a in (0, 1)]
-            return debiased_gram(np.array(blocks)).gram_KK, ()
+        debiased: DebiasedGram | None = None
+        notes: tuple[str, ...] = ()
+        if self.debias or self.harmoniser.steer.snr:
+            if (plan.share_RS > 0).any(0).all():
+                pairs = [[self._half_gram(plan, a, b, **options) for b in (0, 1)] for a in (0, 1)]
+                debiased = debiased_gram(np.array(pairs)[..., : self.k, : self.k])
+            else:
+                notes = ("Telling signal from noise needs two micro-batches of different samples.",)
+        signal = None if debiased is None else debiased.signal_K
+        if self.debias and debiased is not None:
+            return debiased.gram_KK, signal, notes
         if self.gradient_ema:
-            self.jacobian.smooth(self.gradient_ema, torch.as_tensor(np.append(active, True)))
+            everyone = torch.as_tensor(np.append(plan.active_K, True))
+            self.jacobian.smooth(self.gradient_ema, everyone)
             options["ema"] = True
-        return (self._gram(**options) if options else gram)[:k, :k], ()
+        return (self._gram(**options) if options else gram)[: self.k, : self.k], signal, notes
 
-    def _halves(self) -> np.ndarray:
-        """Whether each of the two slots holds anything."""
-        return np.array([np.diagonal(self._gram((s, s))).any() for s in (0, 1)])
+    def _half_gram(self, plan: Plan, a: int, b: int, **options: Any) -> np.ndarray:
+        """Products of the *mean* gradients of two halves: slots hold sums over part of the step."""
+        share = plan.share_RS.numpy()
+        safe = np.where(share > 0, share, 1.0)
+        return np.asarray(self._gram((a, b), **options) / safe[:, None, a] / safe[None, :, b])
 
-    def _with_geometry(self, solution: Solution, gram: np.ndarray, active: np.ndarray) -> Solution:
+    def _with_geometry(self, solution: Solution, gram: np.ndarray, plan: Plan) -> Solution:
         k, norms = self.k, _norms(gram)
-        present = (norms > 0)[:k] & active
+        present = (norms > 0)[:k] & plan.active_K
         scale = np.where(norms > 0, norms, 1.0)
         cos = np.clip(gram / scale[:, None] / scale[None, :], -1, 1)[:k, :k]
         total = np.append(np.zeros(k), 1.0)
@@ -276,15 +288,17 @@ class Balancer:
             norms_K=norms[:k],
             cos_KK=cos,
             harmony=summarise(direction_cosines(self.direction(solution), gram)[:k], present),
-            harmony_heldout=self._heldout(solution, present) if self.heldout else None,
+            harmony_heldout=self._heldout(solution, present, plan) if self.heldout else None,
         )
 
-    def _heldout(self, solution: Solution, present: np.ndarray) -> dict[str, float] | None:
-        """The rule's direction on the first half of the micro-batches against the second half."""
-        if not self._halves().all():
+    def _heldout(
+        self, solution: Solution, present: np.ndarray, plan: Plan
+    ) -> dict[str, float] | None:
+        """The rule's direction on one half of the samples against the gradients of the other."""
+        if not (plan.share_RS > 0).any(0).all():
             return None
         k = self.k
-        first, cross, second = (self._gram(pair) for pair in ((0, 0), (0, 1), (1, 1)))
+        first, cross, second = (self._half_gram(plan, *ab) for ab in ((0, 0), (0, 1), (1, 1)))
         if self.harmoniser.needs_gram:
             c = self.harmoniser.trial(first[:k, :k], present)
             solution = replace(solution, coefficients_K=c)

@@ -64,13 +64,16 @@ class Plan:
         self, balancer: Balancer, batch: Batch, step: int, pairs: int, recorded: int
     ) -> None:
         self._b, self.batch, self.step = balancer, batch, step
-        self._pairs, self._recorded, self._seen = pairs, recorded, 0
+        self._pairs, self._recorded, self._seen, self._dealt = pairs, recorded, 0, 0
         # The rewards and, as a last row, their sum.
         present = ~batch.merged_N.isnan()
         self._r_RN = torch.cat([batch.adv.r_KN, batch.merged_r_N[None]])
         self._valid_RN = torch.cat([batch.adv.valid_KN, present[None]])
         self._count_R = self._valid_RN.sum(1).clamp_min(1) * pairs
         self._tally = Tally(self._r_RN, self._valid_RN, self._count_R)
+        self.share_RS = torch.zeros(len(self._r_RN), 2, dtype=torch.float64)
+        """Part of each row's pairs that a half of the step holds; of all processes once solved."""
+        self._slot_N = torch.full((batch.size,), -1)
         self._rho: tuple[Tensor, Tensor] | None = None
         self._solution: Solution | None = None
         self._notes: tuple[str, ...] = ()
@@ -184,6 +187,8 @@ class Plan:
         weight = self._valid_RN[:, at] / self._count_R[:, None].double()
         # Samples that no reward applies to take no part, the common pull included.
         shared = weight[-1] if b.target == "reward" else None
+        slot = self._slot(at)
+        self.share_RS[:, slot] += weight.sum(1)
         b.jacobian.backward(
             v,
             P,
@@ -192,8 +197,22 @@ class Plan:
             weight,
             shared_B=shared,
             extra=extra,
-            slot=(self._seen + b.rank) % b.jacobian.slots,
+            slot=slot,
         )
+
+    def _slot(self, at: Tensor) -> int:
+        """The half of the step a micro-batch goes to.
+
+        A sample stays in its half at all its timesteps: halves that share a picture share its
+        noise, and would agree with each other more than with a new batch.
+        """
+        slots = self._b.jacobian.slots
+        known = int(self._slot_N[at].max())
+        if known < 0:
+            known = (self._dealt + self._b.rank) % slots
+            self._dealt += 1
+        self._slot_N[at] = known
+        return known
 
     def _settle(self, solution: Solution) -> None:
         """Fixes the coefficients and, from them, the weights of the single backward."""
@@ -211,6 +230,10 @@ class Plan:
         """Unless something is not finite: then the step is lost, but not the balance's state."""
         b = self._b
         b.reduce()
+        if b.jacobian.slots > 1 and dist.is_available() and dist.is_initialized():
+            shares = self.share_RS.to(b.parameters[0].device, torch.float32)
+            dist.all_reduce(shares)
+            self.share_RS = shares.double().cpu()
         lost = b.not_finite()
         if lost:
             self._notes = (f"The gradient of {', '.join(lost)} is not finite: no step.",)

@@ -24,6 +24,7 @@ from ._registry import RULES, get_rule
 from ._rule import FreeRule, GramRule, ObservingRule, Rule, Weights
 from ._schedule import Schedule
 from ._solution import Solution
+from ._steer import Steer, gate
 from .harmoniser import Harmoniser
 
 __all__ = [
@@ -37,9 +38,11 @@ __all__ = [
     "Rule",
     "Schedule",
     "Solution",
+    "Steer",
     "Weights",
     "debiased_gram",
     "direction_cosines",
+    "gate",
     "get_rule",
     "harmony",
     "heldout_cosines",

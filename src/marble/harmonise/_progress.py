@@ -132,18 +132,22 @@ class Progress(ObservingRule):
         certain = np.where(error > 0.0, certain, np.where(moved > 0.0, 1.0, 0.0))
         return np.asarray(np.where(self._seen >= self.gate_after, certain, 1.0))
 
+    def judged(self, k: int) -> Array:
+        """p_k as it counts: unknown or unresponsive ones moved to the average of the others."""
+        if len(self._seen) == 0:
+            return np.zeros(k)
+        p = self.progress()
+        gate = np.where(np.isnan(p), 0.0, self.response())
+        p = np.where(np.isnan(p), 0.0, p)
+        average = float(gate @ p / gate.sum()) if gate.sum() > 0.0 else 0.0
+        return np.asarray(gate * p + (1.0 - gate) * average)
+
     def current(self, preference: Array) -> Array:
         if self._ranges is not None and len(self._ranges) != len(preference):
             raise MarbleError(
                 f"progress: {len(self._ranges)} ranges for {len(preference)} rewards."
             )
-        if len(self._seen) == 0:
-            return np.asarray(preference / preference.sum())
-        p = self.progress()
-        gate = np.where(np.isnan(p), 0.0, self.response())
-        p = np.where(np.isnan(p), 0.0, p)
-        average = float(gate @ p / gate.sum()) if gate.sum() > 0.0 else 0.0
-        p = gate * p + (1.0 - gate) * average
+        p = self.judged(len(preference))
         weight = preference * np.exp(-self.beta * (p - p.min()))
         return np.asarray(weight / weight.sum())
 

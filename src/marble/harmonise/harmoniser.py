@@ -9,7 +9,7 @@ import numpy as np
 
 from marble.errors import CheckpointError, MarbleError
 
-from ._balance import Options, balance
+from ._balance import Balanced, Options, balance
 from ._ema import update_ema
 from ._harmony import harmony, heldout_harmony
 from ._linalg import Array, cosines, from_json, spread, to_json
@@ -18,6 +18,7 @@ from ._registry import get_rule
 from ._rule import FreeRule, GramRule, ObservingRule, check_gram
 from ._schedule import Schedule
 from ._solution import Solution
+from ._steer import Hybrid, Steer
 
 
 class Harmoniser:
@@ -36,6 +37,8 @@ class Harmoniser:
         the solve, α*, and so the refresh step (with refresh_with="raw").
     groups: label → reward names; see `grouped_weights`.
     ridge: added to the diagonal of the normalised Gram (0.02–0.1 calms near-duplicates).
+    hybrid, snr, progress: measured progress, and signal against noise, in a Gram method; see
+        `Steer`. `progress` are the options of its `Progress`.
 
     A reward is silent when it is not active or its gradient is zero: it leaves the solve, gets
     coefficient 0 and keeps ᾱ_k; notes name it. With all rewards silent all coefficients are 0.
@@ -58,6 +61,9 @@ class Harmoniser:
         consolidate: int = 0,
         total_steps: int | None = None,
         options: Mapping[str, Any] | None = None,
+        hybrid: Hybrid = "none",
+        snr: float = 0.0,
+        progress: Mapping[str, Any] | None = None,
     ) -> None:
         if not 0.0 <= rho < 1.0:
             raise MarbleError(f"rho = {rho}: give a number in [0, 1).")
@@ -69,10 +75,13 @@ class Harmoniser:
             raise MarbleError(f"ridge = {ridge}: give a number of at least 0.")
         self.names = check_names(names)
         self.rule = get_rule(method, **named_options(options, self.names))
-        if not self.needs_gram and (floors or groups or ridge):
+        self.steer = Steer(
+            len(self.names), hybrid=hybrid, snr=snr, progress=named_options(progress, self.names)
+        )
+        if not self.needs_gram and (floors or groups or ridge or self.steer.used):
             raise MarbleError(
-                f"Method {method!r} looks at no gradients: floors, groups and ridge need a Gram "
-                "method such as 'marble'. Leave them out."
+                f"Method {method!r} looks at no gradients: floors, groups, ridge, hybrid and snr "
+                "need a Gram method such as 'marble'. Leave them out."
             )
         self.schedule = Schedule(n, probe, consolidate, total_steps)
         self.rho, self.amortise, self.refresh_with = rho, amortise, refresh_with
@@ -111,12 +120,14 @@ class Harmoniser:
         active_K: Array | None = None,
         *,
         heldout: tuple[Array, Array] | None = None,
+        signal_K: Array | None = None,
     ) -> Solution:
         """The full step: solve on this Gram matrix, update ᾱ and the norms.
 
         active_K: False for a reward without an informative sample in this step.
         heldout: (g_j·g'_k as [K, K], ‖g'_k‖ as [K]) with g' from micro-batches that did not enter
             `gram_KK`; gives `harmony_heldout`.
+        signal_K: share of signal in ‖g_k‖², `DebiasedGram.signal_K`, for the option `snr`.
         With a debiased Gram, or one of averaged gradients, pass that as `gram_KK`: its norms then
         set the coefficients too, which still multiply this step's raw gradients.
         """
@@ -128,8 +139,9 @@ class Harmoniser:
             return self._nothing(cos, norms, (*notes, "All rewards are silent: no step."))
         if isinstance(self.rule, GramRule):
             index = np.flatnonzero(active)
-            sub = gram[np.ix_(index, index)]
-            found = balance(self.rule, sub, self.options.of(index), self._pick(index))
+            if signal_K is not None:
+                self.steer.hear(np.asarray(signal_K, dtype=np.float64), active)
+            found = self._balance(self.rule, gram, index)
             raw, gap = np.zeros(len(gram)), found.gap
             raw[index] = found.alpha
             notes += found.notes
@@ -167,9 +179,8 @@ class Harmoniser:
         alpha = self._share(active)
         if isinstance(self.rule, GramRule) and active.any():
             index = np.flatnonzero(active)
-            sub = gram[np.ix_(index, index)]
             alpha = np.zeros(len(gram))
-            alpha[index] = balance(self.rule, sub, self.options.of(index), self._pick(index)).alpha
+            alpha[index] = self._balance(self.rule, gram, index).alpha
         return self.rule.coefficients(alpha, np.where(active, norms, 0.0))
 
     def cached(self, step: int | None = None, active_K: Array | None = None) -> Solution:
@@ -205,16 +216,18 @@ class Harmoniser:
     ) -> None:
         """Show the step's reward means and stds (NaN or count 0: not applicable) to the method.
 
-        Only `progress` looks at them; for all others this does nothing.
+        Only `progress` and the hybrids look at them; for all others this does nothing.
         """
-        if isinstance(self.rule, ObservingRule):
+        if isinstance(self.rule, ObservingRule) or self.steer.progress is not None:
             shape = (len(self.names),)
             if np.shape(reward_means_K) != shape or np.shape(reward_stds_K) != shape:
                 raise MarbleError(
                     f"observe needs one mean and one std for each of the {shape[0]} rewards, got "
                     f"shapes {np.shape(reward_means_K)} and {np.shape(reward_stds_K)}."
                 )
-            self.rule.observe(reward_means_K, reward_stds_K, counts_K)
+            self.steer.observe(reward_means_K, reward_stds_K, counts_K)
+            if isinstance(self.rule, ObservingRule):
+                self.rule.observe(reward_means_K, reward_stds_K, counts_K)
 
     # -- state ----------------------------------------------------------------------------------
 
@@ -227,6 +240,7 @@ class Harmoniser:
             "raw": to_json(self._raw_K),
             "norms": to_json(self._norms_K),
             "rule": self.rule.state_dict() if isinstance(self.rule, ObservingRule) else {},
+            "steer": self.steer.state_dict() if self.steer.used else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -242,8 +256,16 @@ class Harmoniser:
         self._norms_K = from_json(state["norms"])
         if isinstance(self.rule, ObservingRule):
             self.rule.load_state_dict(state["rule"])
+        if self.steer.used:
+            self.steer.load_state_dict(state["steer"])
 
     # -- parts ----------------------------------------------------------------------------------
+
+    def _balance(self, rule: GramRule, gram: Array, index: Array) -> Balanced:
+        """One solve over the rewards at `index`, with all options."""
+        steering = self.steer.of(index) if self.steer.used else None
+        sub = gram[np.ix_(index, index)]
+        return balance(rule, sub, self.options.of(index), self._pick(index), steering)
 
     def _alpha(self) -> Array:
         """ᾱ, or the weights of a rule that has no solve."""

@@ -143,9 +143,22 @@ class Balance(Section):
     drop_silent: bool = Field(
         default=True, description="Leave out of a solve the rewards without an informative sample."
     )
+    masks: bool = Field(
+        default=True,
+        description="False: `does not apply` counts as a score of 0, for comparison only.",
+    )
+    hybrid: Literal["none", "priorities", "gate"] = Field(
+        default="none",
+        description="Progress in a Gram method: as its priorities, or as a gate that takes over "
+        "from it while the rewards it favours run ahead.",
+    )
+    snr: Annotated[float, Field(ge=-1.0, le=2.0)] = Field(
+        default=0.0,
+        description="α_k times s_k^snr, s_k the signal's share of ‖g_k‖²; 1: trust, −0.5: lift.",
+    )
     heldout_half: bool = Field(
         default=False,
-        description="Solve on one half of the micro-batches, measure conflict on the other.",
+        description="Solve on one half of the samples, measure conflict on the other.",
     )
     consolidate: Count = Field(
         default=0, description="Last optimiser steps, taken with uniform coefficients."
@@ -155,7 +168,9 @@ class Balance(Section):
     )
     reward: Name | None = Field(default=None, description="`single`: the reward to train on.")
     stages: list[Stage] = Field(default_factory=list, description="`sequential`: the stages.")
-    progress: Progress = Field(default=Progress(), description="`progress`: its settings.")
+    progress: Progress = Field(
+        default=Progress(), description="`progress` and `hybrid`: its settings."
+    )
 
     @property
     def uses_gram(self) -> bool:

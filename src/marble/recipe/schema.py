@@ -117,6 +117,9 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
     for key in ("priorities", "floors", "groups"):
         if getattr(balance, key) and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
+    for key, off in (("hybrid", "none"), ("snr", 0.0)):
+        if getattr(balance, key) != off and not balance.uses_gram:
+            yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
     for name in [*balance.priorities, *balance.floors]:
         if name not in names:
             where = "priorities" if name in balance.priorities else "floors"

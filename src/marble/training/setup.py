@@ -127,13 +127,13 @@ def build_balancer(
     recipe: Recipe, adapter: Adapter, optimizer: torch.optim.Optimizer | None
 ) -> Balancer:
     b, o, names = recipe.balance, recipe.objective, recipe.rewards.names
-    options: dict[str, Any] = {}
-    if b.method == "progress":
+    progress: dict[str, Any] = {}
+    if b.method == "progress" or b.hybrid != "none":
         p = b.progress
-        options = {"beta": p.beta, "units": p.units, "momentum": p.decay, "warmup": p.warmup}
-        options["gate_after"] = 30 if p.gate else None
+        progress = {"beta": p.beta, "units": p.units, "momentum": p.decay, "warmup": p.warmup}
+        progress["gate_after"] = 30 if p.gate else None
         if p.units == "range":
-            options["ranges"] = _ranges(recipe)
+            progress["ranges"] = _ranges(recipe)
     return Balancer(
         adapter.transformer,
         names,
@@ -150,6 +150,7 @@ def build_balancer(
         metric=b.metric,
         optimizer=optimizer,
         drop_silent=b.drop_silent,
+        masks=b.masks,
         gate=_gate(recipe),
         seed=recipe.train.seed,
         rho=b.rho,
@@ -161,7 +162,10 @@ def build_balancer(
         probe=b.probe,
         consolidate=b.consolidate,
         total_steps=recipe.train.steps,
-        options=options,
+        options=progress if b.method == "progress" else {},
+        hybrid=b.hybrid,
+        snr=b.snr,
+        progress=progress,
     )
 
 

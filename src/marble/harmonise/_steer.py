@@ -1,0 +1,131 @@
+"""Steering a Gram method by what its rewards did: measured progress, and signal against noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from marble.errors import MarbleError
+
+from ._linalg import Array, from_json, on_simplex, to_json
+from ._progress import Progress
+from ._registry import get_rule
+
+Hybrid = Literal["none", "priorities", "gate"]
+# A signal below this share of the squared norm cannot be told from noise.
+_FLOOR = 0.05
+_DECAY = 0.7
+
+
+@dataclass(frozen=True)
+class Steering:
+    """What one solve is told besides its Gram matrix; vectors over the rewards that take part.
+
+    lean_K: factor on the priorities. tilt_K: factor on the weights.
+    progress_K, weights_K: p and softmax(−βp), where the gate is on.
+    """
+
+    lean_K: Array
+    tilt_K: Array
+    progress_K: Array | None = None
+    weights_K: Array | None = None
+    beta: float = 0.0
+
+    def adjust(self, alpha: Array) -> Array:
+        """The rule's α after the gate and the tilt, on the simplex."""
+        if self.progress_K is not None and self.weights_K is not None:
+            open_ = gate(alpha, self.progress_K, self.beta)
+            alpha = open_ * alpha + (1.0 - open_) * self.weights_K / self.weights_K.sum()
+        return on_simplex(alpha * self.tilt_K)
+
+
+def gate(alpha: Array, progress: Array, beta: float) -> float:
+    """λ = exp(−β·max(0, lead)): 1 while the rewards that α favours are not ahead of the others.
+
+    With e = α − 1/K, the lead is the mean progress of the favoured rewards (e > 0, weighted by e)
+    less that of the discounted ones (e < 0, weighted by −e).
+    """
+    excess = alpha - 1.0 / len(alpha)
+    favoured = float(np.maximum(excess, 0.0).sum())
+    if favoured <= 1e-12:
+        return 1.0
+    lead = float(excess @ progress) / favoured
+    return float(np.exp(-beta * max(0.0, lead)))
+
+
+class Steer:
+    """Keeps what `Steering` is made of.
+
+    hybrid: how measured progress p (see `Progress`) enters a Gram method.
+        "priorities": the rule's priorities are multiplied by K·softmax(−βp), so that a min-norm
+            rule asks for the larger cosine with the reward that lags.
+        "gate": α = λα* + (1−λ)·softmax(−βp) with λ = `gate`(α*, p, β). The rule's discount of
+            rewards that agree, and its favour for the one that stands alone, hold only while the
+            favoured ones do not run away from the others; then progress takes over.
+    snr: with s_k the share of signal in ‖g_k‖² (from independent halves of the step; limited to
+        [0.05, 1], averaged over refreshes with decay 0.7), α_k is multiplied by s_k^snr.
+        1 is the Wiener factor, which turns noisy rewards down; −1/2 gives every unit gradient the
+        same length of *signal*, which turns them up; 0 is off.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        hybrid: Hybrid = "none",
+        snr: float = 0.0,
+        progress: Mapping[str, Any] | None = None,
+    ) -> None:
+        if hybrid not in ("none", "priorities", "gate"):
+            raise MarbleError(f"hybrid = {hybrid!r}: choose 'none', 'priorities' or 'gate'.")
+        if not np.isfinite(snr):
+            raise MarbleError(f"snr = {snr}: give an exponent, for example 1 or −0.5; 0 is off.")
+        self.hybrid, self.snr = hybrid, float(snr)
+        self.progress: Progress | None = None
+        if hybrid != "none":
+            rule = get_rule("progress", **(progress or {}))
+            assert isinstance(rule, Progress)
+            self.progress = rule
+        self._signal_K = np.full(k, np.nan)
+
+    @property
+    def used(self) -> bool:
+        return self.progress is not None or self.snr != 0.0
+
+    def observe(self, means_K: Array, stds_K: Array, counts_K: Array | None) -> None:
+        if self.progress is not None:
+            self.progress.observe(means_K, stds_K, counts_K)
+
+    def hear(self, signal_K: Array, active_K: Array) -> None:
+        """Takes note of a refresh's signal shares; those of inactive rewards stay."""
+        now = np.clip(signal_K, _FLOOR, 1.0)
+        known = np.isfinite(self._signal_K)
+        smooth = np.where(known, _DECAY * self._signal_K + (1.0 - _DECAY) * now, now)
+        self._signal_K = np.where(active_K & np.isfinite(now), smooth, self._signal_K)
+
+    def of(self, index: Array) -> Steering:
+        """The steering of a solve in which the rewards at `index` take part."""
+        k = len(self._signal_K)
+        lean, tilt = np.ones(k), np.ones(k)
+        if self.snr and np.isfinite(self._signal_K).any():
+            signal = np.where(np.isnan(self._signal_K), np.nanmean(self._signal_K), self._signal_K)
+            tilt = signal**self.snr
+        if self.progress is None:
+            return Steering(lean[index], tilt[index])
+        weights = self.progress.current(np.ones(k))
+        if self.hybrid == "priorities":
+            return Steering(k * weights[index], tilt[index])
+        p = self.progress.judged(k)
+        return Steering(lean[index], tilt[index], p[index], weights[index], self.progress.beta)
+
+    def state_dict(self) -> dict[str, Any]:
+        progress = {} if self.progress is None else self.progress.state_dict()
+        return {"progress": progress, "signal": to_json(self._signal_K)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._signal_K = from_json(state["signal"])
+        if self.progress is not None:
+            self.progress.load_state_dict(state["progress"])

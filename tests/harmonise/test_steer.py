@@ -1,0 +1,174 @@
+"""Progress and signal in a Gram method: formulas by hand, and properties over random solves."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marble.errors import MarbleError
+from marble.harmonise import Harmoniser, gate
+
+from ._asserts import assert_on_simplex
+from ._inputs import DETERMINED, gram, jacobians
+
+NAMES = ("loner", "a", "b")
+# a and b agree, the loner is orthogonal to both: min-norm gives the loner the most.
+TWINS = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.9], [0.0, 0.9, 1.0]])
+
+
+def climb(balance, slopes, steps=40):
+    for t in range(steps):
+        balance.observe(np.array(slopes) * t, np.ones(len(slopes)))
+    return balance
+
+
+def hybrid(kind, beta=1.0, names=NAMES, **more):
+    return Harmoniser(
+        "marble", names, hybrid=kind, progress={"beta": beta, "gate_after": None}, **more
+    )
+
+
+# -- the gate -----------------------------------------------------------------------------------
+
+
+def test_gate_by_hand():
+    alpha = np.array([0.5, 0.25, 0.25])
+    # Favoured: the first, by 1/6. Discounted: the others, equally. Lead = 3 − (0 + 1)/2.
+    assert gate(alpha, np.array([3.0, 0.0, 1.0]), 0.4) == pytest.approx(np.exp(-0.4 * 2.5))
+    assert gate(alpha, np.array([-3.0, 0.0, 1.0]), 0.4) == 1.0
+    assert gate(np.full(3, 1 / 3), np.array([9.0, 0.0, 0.0]), 0.4) == 1.0
+
+
+@given(st.integers(1, 12), st.integers(0, 2**32 - 1), st.floats(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_gate_properties(k, seed, beta):
+    rng = np.random.default_rng(seed)
+    alpha, progress = rng.dirichlet(np.ones(k)), 3 * rng.standard_normal(k)
+    open_ = gate(alpha, progress, beta)
+    assert 0.0 <= open_ <= 1.0
+    order = rng.permutation(k)
+    assert gate(alpha[order], progress[order], beta) == pytest.approx(open_)
+    assert gate(alpha, progress + 7.0, beta) == pytest.approx(open_)  # only leads count
+    assert gate(alpha, np.zeros(k), beta) == pytest.approx(1.0)
+
+
+def test_the_discount_holds_while_the_loner_lags_and_ends_when_it_runs_away():
+    published = Harmoniser("marble", NAMES).solve(TWINS).alpha_raw_K
+    assert published[0] > 0.45
+    lagging = climb(hybrid("gate"), (0.0, 0.1, 0.1)).solve(TWINS).alpha_raw_K
+    np.testing.assert_allclose(lagging, published, atol=1e-12)
+    ahead = climb(hybrid("gate"), (0.3, 0.0, 0.0))
+    progress = ahead.steer.progress.current(np.ones(3))
+    open_ = gate(published, ahead.steer.progress.judged(3), 1.0)
+    assert open_ < 0.01
+    np.testing.assert_allclose(
+        ahead.solve(TWINS).alpha_raw_K, open_ * published + (1 - open_) * progress, atol=1e-12
+    )
+    assert ahead.solve(TWINS).alpha_raw_K[0] < 0.01
+
+
+# -- progress as priorities -----------------------------------------------------------------------
+
+
+def test_cosines_are_in_proportion_to_the_leaning_priorities():
+    balance = climb(hybrid("priorities", beta=0.1), (0.1, 0.0, 0.0))
+    lean = balance.steer.progress.current(np.ones(3))
+    assert lean[0] < lean[1] == lean[2]
+    c = balance.solve(np.eye(3)).coefficients_K  # cos(d, g_k) ∝ c_k for orthonormal gradients
+    np.testing.assert_allclose(c / c.sum(), lean, rtol=1e-9)
+
+
+@given(jacobians(DETERMINED, min_k=2, max_k=8), st.sampled_from(["priorities", "gate"]))
+@settings(max_examples=40, deadline=None)
+def test_without_progress_a_hybrid_is_its_rule(rows, kind):
+    names = [f"r{k}" for k in range(len(rows))]
+    plain = Harmoniser("marble", names).solve(gram(rows)).coefficients_K
+    steered = hybrid(kind, names=names)
+    close = {"rtol": 1e-6, "atol": 1e-9 * np.abs(plain).max()}
+    np.testing.assert_allclose(steered.solve(gram(rows)).coefficients_K, plain, **close)
+    climb(steered, np.full(len(rows), 0.1))  # all the same: nobody is ahead
+    np.testing.assert_allclose(steered.solve(gram(rows)).coefficients_K, plain, **close)
+
+
+@given(
+    jacobians(min_k=2, max_k=8),
+    st.sampled_from(["none", "priorities", "gate"]),
+    st.sampled_from(["marble", "upgrad", "cagrad"]),
+    st.floats(-1, 2),
+    st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_weights_stay_on_the_simplex(rows, kind, method, snr, seed):
+    rng = np.random.default_rng(seed)
+    names = [f"r{k}" for k in range(len(rows))]
+    balance = Harmoniser(method, names, hybrid=kind, snr=snr)
+    climb(balance, 0.2 * rng.standard_normal(len(rows)))
+    found = balance.solve(gram(rows), signal_K=rng.uniform(-1, 1.5, len(rows)))
+    assert np.isfinite(found.coefficients_K).all()
+    if method == "marble":
+        assert_on_simplex(found.alpha_raw_K)
+    assert found.alpha_raw_K.sum() == pytest.approx(1.0)
+
+
+# -- signal against noise -------------------------------------------------------------------------
+
+
+def test_snr_by_hand_and_its_average():
+    balance = Harmoniser("marble", ("a", "b"), snr=1.0)
+    first = balance.solve(np.eye(2), signal_K=np.array([1.0, 0.25]))
+    np.testing.assert_allclose(first.alpha_raw_K, [0.8, 0.2])
+    second = balance.solve(np.eye(2), signal_K=np.array([-3.0, 0.25]))  # noise alone: the floor
+    s = 0.7 * 1.0 + 0.3 * 0.05
+    np.testing.assert_allclose(second.alpha_raw_K, [s / (s + 0.25), 0.25 / (s + 0.25)])
+
+
+def test_minus_one_half_gives_equal_lengths_of_signal():
+    balance = Harmoniser("marble", ("a", "b"), snr=-0.5)
+    found = balance.solve(np.eye(2), signal_K=np.array([1.0, 0.25]))
+    np.testing.assert_allclose(found.alpha_raw_K * np.sqrt([1.0, 0.25]), 1 / 3)
+
+
+def test_an_inactive_reward_keeps_its_signal():
+    balance = Harmoniser("marble", ("a", "b"), snr=1.0)
+    balance.solve(np.eye(2), signal_K=np.array([1.0, 0.5]))
+    balance.solve(np.eye(2), np.array([True, False]), signal_K=np.array([1.0, 0.1]))
+    found = balance.solve(np.eye(2))  # no halves in this refresh: what is known stays
+    np.testing.assert_allclose(found.alpha_raw_K, [2 / 3, 1 / 3])
+
+
+# -- state, trial and mistakes ---------------------------------------------------------------------
+
+
+def test_state_survives_json_and_trial_leaves_no_trace():
+    whole, half = (hybrid("gate", snr=1.0) for _ in range(2))
+    signal = np.array([0.9, 0.5, 0.2])
+    for balance in (whole, half):
+        climb(balance, (0.05, 0.01, 0.0), 20)
+        balance.solve(TWINS, signal_K=signal)
+    half.trial(TWINS)
+    resumed = hybrid("gate", snr=1.0)
+    resumed.load_state_dict(json.loads(json.dumps(half.state_dict())))
+    for balance in (whole, resumed):
+        climb(balance, (0.05, 0.01, 0.0), 10)
+    np.testing.assert_array_equal(
+        whole.solve(TWINS, signal_K=signal).coefficients_K,
+        resumed.solve(TWINS, signal_K=signal).coefficients_K,
+    )
+    assert whole.state_dict() == resumed.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"hybrid": "both"}, "choose 'none'"),
+        ({"snr": float("nan")}, "exponent"),
+        ({"hybrid": "gate", "progress": {"betta": 1}}, "beta"),
+        ({"method": "uniform", "hybrid": "gate"}, "Gram method"),
+        ({"method": "progress", "snr": 1.0}, "Gram method"),
+    ],
+)
+def test_mistakes(options, said):
+    with pytest.raises(MarbleError, match=said):
+        Harmoniser(**{"method": "marble", "names": NAMES, **options})
