@@ -82,8 +82,10 @@ def estimate(recipe: Recipe) -> Estimate:
     size = BYTES[model.dtype]
     lora = lora_parameters(config, model.lora.rank, len(model.lora.targets or ()) or None)
     # default, old, EMA, gradient, Adam's two moments; K accumulators and the outside row.
-    rows = 6 + (k + 1) * (2 if recipe.balance.heldout_half else 1)
-    rows += k if recipe.balance.gradient_ema else 0
+    balance = recipe.balance
+    halves = balance.heldout_half or balance.debias or balance.snr
+    rows = 6 + (k + 1) * (2 if halves else 1)
+    rows += k if balance.gradient_ema else 0
     encoders = sum(parts.get(name, 0) for name in ENCODERS) * size
     held = {
         "transformer": parts["transformer"] * size,

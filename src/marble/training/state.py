@@ -101,6 +101,7 @@ def _changed(before: int, now: int, recipe: Recipe) -> str:
     dealt = {
         "balance.probe": recipe.balance.probe < 1,
         "balance.debias": recipe.balance.debias,
+        "balance.snr": recipe.balance.snr != 0,
         "balance.heldout_half": recipe.balance.heldout_half,
         "objective.kl_every": recipe.objective.kl_every > 1,
     }
