@@ -18,42 +18,64 @@ def study(
         Path | None, typer.Option("--out", "-o", help="Default: runs/study-NAME.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs side by side.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs to share the runs out to.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
     keep: Annotated[bool, typer.Option(help="Keep every run's checkpoints.")] = False,
     page: Annotated[bool, typer.Option(help="Write the report page.")] = True,
+    docs: Annotated[
+        Path | None, typer.Option(help="Write the result into this page's block for the study.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Run methods × settings × seeds and write one table and one page; goes on where it stopped.
+    """Run settings × methods × seeds and write one table and one page; goes on where it stopped.
+
+    A run that fails is told and left out of the table; the others go on.
 
     Examples:
 
-    - `marble study studies/paper.yaml --jobs 8 --device cuda`
-
     - `marble study studies/smoke.yaml`
+
+    - `marble study studies/paper.yaml --jobs 8 --device cuda --docs docs/which-method.md`
     """
+    from marble.errors import MarbleError
     from marble.study import load_study, run_study, study_table, write_tables
+    from marble.study.docs import publish
     from marble.training.metrics import plain
 
     plan = load_study(path)
     folder = out or Path("runs") / f"study-{plan.name}"
-    run_study(
-        plan,
-        folder,
-        jobs=jobs,
-        device=device,
-        keep=keep,
-        say=lambda line: typer.echo(line, err=True),
-    )
-    table = study_table(plan, folder)
-    files: list[Path] = [*write_tables(table, folder)]
-    if page:
-        import marble.report
 
-        first = {cell.name: cell for cell in reversed(plan.cells)}
-        runs = [folder / first[name].folder for name in plan.names]
-        files.append(marble.report.write(runs, folder / "report.html"))
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    failures = run_study(plan, folder, jobs=jobs, gpus=gpus, device=device, keep=keep, say=say)
+    table = study_table(plan, folder, failures)
+    files = write_tables(table, folder)
+    if page and table["settings"]:
+        files.append(_page(plan, folder))
+    if docs is not None:
+        files += publish(table, docs, path.parent / "results")
     if as_json:
         print_json(plain(table))
     else:
         for file in files:
             typer.echo(file)
+    if table["missing"]:
+        raise MarbleError(
+            f"{len(table['missing'])} of {table['runs']} runs are not finished, {len(failures)} "
+            "failed (see log.txt in each); run the study again to go on"
+        )
+
+
+def _page(plan: object, folder: Path) -> Path:
+    """The report page of the first finished run of each cell."""
+    import marble.report
+    from marble.study import Study
+    from marble.study.runner import finished
+
+    assert isinstance(plan, Study)
+    first: dict[tuple[str, str], Path] = {}
+    for cell in plan.cells:
+        if finished(folder / cell.folder):
+            first.setdefault((cell.setting, cell.name), folder / cell.folder)
+    return marble.report.write(list(first.values()), folder / "report.html")

@@ -20,7 +20,7 @@ from marble.rewards.set import applicable
 
 
 class Altered(Reward):
-    """scale · R + offset + noise · z of another reward R; z is standard normal.
+    """scale · (R + noise · z) + offset of another reward R; z is standard normal.
 
     A near-duplicate (`noise` small against R's spread), the adversary of another (`scale: -1`),
     the same reward in other units (`scale: 1000`). The noise is a function of the picture's pixels
@@ -63,10 +63,9 @@ class Altered(Reward):
         if isinstance(raw, torch.Tensor):
             raw = raw.detach().double().cpu().numpy()
         scores = np.array([np.nan if value is None else value for value in raw], dtype=np.float64)
-        altered = self.scale * scores + self.offset
         if self.noise:
-            altered += self.noise * pixel_noise(images, self.seed)
-        return altered
+            scores += self.noise * pixel_noise(images, self.seed)
+        return self.scale * scores + self.offset
 
 
 class Noise(Reward):

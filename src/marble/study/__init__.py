@@ -1,7 +1,17 @@
-"""Studies: methods × settings × seeds on one recipe, run side by side, told in one table."""
+"""Studies: settings × methods × seeds on one recipe, run side by side, told in one table."""
 
 from marble.study.plan import Cell, Study, load_study
-from marble.study.runner import run_study
-from marble.study.table import study_table, write_tables
+from marble.study.runner import Failure, run_study
+from marble.study.table import study_table
+from marble.study.write import markdown, write_tables
 
-__all__ = ["Cell", "Study", "load_study", "run_study", "study_table", "write_tables"]
+__all__ = [
+    "Cell",
+    "Failure",
+    "Study",
+    "load_study",
+    "markdown",
+    "run_study",
+    "study_table",
+    "write_tables",
+]

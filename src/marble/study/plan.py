@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import yaml
 from marble.errors import MarbleError, RecipeError
 from marble.recipe import load_recipe
 
-KEYS = {"description", "recipe", "seeds", "common", "cells"}
+KEYS = ("description", "recipe", "trainer", "seeds", "common", "settings", "cells", "judge", "show")
+TRAINERS = {"marble": ("-m", "marble", "train"), "toy": ("-m", "marble.study.toy")}
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,11 @@ class Cell:
     name: str
     seed: int
     overrides: tuple[str, ...]
+    setting: str = ""
 
     @property
     def folder(self) -> str:
-        return f"{self.name}-seed{self.seed}"
+        return "-".join(part for part in (self.setting, self.name, f"seed{self.seed}") if part)
 
 
 @dataclass(frozen=True)
@@ -33,15 +37,62 @@ class Study:
     description: str
     recipe: str
     cells: list[Cell]
+    judge: tuple[str, ...] = ()
+    """Rewards by which cells are ranked; () means all that a run was trained on."""
+    trainer: str = "marble"
+    show: tuple[str, ...] = ()
+    """Cells that documentation shows; () means all."""
 
     @property
     def names(self) -> list[str]:
-        """The cells' names, without seeds, in the order of the file."""
+        """The cells' names, without settings and seeds, in the order of the file."""
         return list(dict.fromkeys(cell.name for cell in self.cells))
+
+    @property
+    def settings(self) -> list[str]:
+        return list(dict.fromkeys(cell.setting for cell in self.cells))
 
 
 def load_study(path: Path) -> Study:
-    """Reads a study and checks every cell's recipe, so that no run fails on a typing mistake."""
+    """Reads a study and checks every cell's recipe, so that no run fails on a typing mistake.
+
+    The runs are settings × cells × seeds. Overrides of a cell come after those of its setting,
+    and both after the common ones.
+    """
+    data = _read(path)
+    seeds = data.get("seeds", [0])
+    if not isinstance(seeds, list) or not seeds or not all(isinstance(s, int) for s in seeds):
+        raise MarbleError(f"{path}: seeds: give a list of whole numbers, e.g. [0, 1, 2]")
+    trainer = str(data.get("trainer", "marble"))
+    if trainer not in TRAINERS:
+        raise MarbleError(f"{path}: trainer: choose one of {', '.join(TRAINERS)}")
+    recipe = _recipe(str(data.get("recipe", "studio")), path)
+    cells: list[Cell] = []
+    names: dict[str, None] = {}
+    for setting, around in _mapping(data.get("settings") or {"": {}}, path, "settings").items():
+        for name, own in _mapping(data["cells"], path, "cells").items():
+            both = {**(data.get("common") or {}), **(around or {}), **(own or {})}
+            words = tuple(_word(key, value) for key, value in both.items())
+            try:  # seeds differ in nothing that could be wrong
+                loaded = load_recipe(recipe, list(words))
+            except RecipeError as error:
+                where = f"setting {setting}, cell {name}" if setting else f"cell {name}"
+                raise MarbleError(f"{path}: {where}: {error}") from None
+            names |= dict.fromkeys(loaded.rewards.names)
+            cells += [Cell(name, s, (*words, f"train.seed={s}"), setting) for s in seeds]
+    judge = tuple(map(str, data.get("judge") or ()))
+    unknown = [name for name in judge if name not in names]
+    if unknown:
+        raise MarbleError(f"{path}: judge: no cell trains on {unknown[0]}; known: {list(names)}")
+    show = tuple(map(str, data.get("show") or ()))
+    for name in show:
+        if name not in data["cells"]:
+            raise MarbleError(f"{path}: show: there is no cell {name}")
+    about = " ".join(str(data.get("description", "")).split())
+    return Study(path.stem, about, recipe, cells, judge, trainer, show)
+
+
+def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MarbleError(f"{path}: no such study file")
     try:
@@ -50,25 +101,27 @@ def load_study(path: Path) -> Study:
         raise MarbleError(f"{path}: not YAML ({error})") from None
     if not isinstance(data, dict) or not isinstance(data.get("cells"), dict):
         raise MarbleError(f"{path}: a study needs `cells`, a mapping of name to overrides")
-    unknown = set(data) - KEYS
-    if unknown:
-        raise MarbleError(
-            f"{path}: unknown key {sorted(unknown)[0]}; known: {', '.join(sorted(KEYS))}"
-        )
-    recipe, common = str(data.get("recipe", "studio")), data.get("common") or {}
-    cells = []
-    for name, own in data["cells"].items():
-        settings = {**common, **(own or {})}
-        for seed in data.get("seeds", [0]):
-            overrides = (*(_word(k, v) for k, v in settings.items()), f"train.seed={seed}")
-            cells.append(Cell(str(name), int(seed), overrides))
-    study = Study(path.stem, str(data.get("description", "")), recipe, cells)
-    for cell in study.cells:
-        try:
-            load_recipe(recipe, list(cell.overrides))
-        except RecipeError as error:
-            raise MarbleError(f"{path}: cell {cell.name}: {error}") from None
-    return study
+    for key in data:
+        # Keys with a dot before them hold what YAML anchors refer to.
+        if key not in KEYS and not str(key).startswith("."):
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KEYS)}"
+            raise MarbleError(f"{path}: unknown key {key}; {hint}")
+    return data
+
+
+def _mapping(value: Any, path: Path, key: str) -> dict[str, Mapping[str, Any] | None]:
+    if not isinstance(value, dict) or any(
+        own is not None and not isinstance(own, dict) for own in value.values()
+    ):
+        raise MarbleError(f"{path}: {key}: give a mapping of name to overrides")
+    return {str(name): own for name, own in value.items()}
+
+
+def _recipe(name: str, study: Path) -> str:
+    """A recipe's name, or its file beside the study."""
+    beside = study.parent / name
+    return str(beside) if name.endswith(".yaml") and beside.is_file() else name
 
 
 def _word(key: str, value: Any) -> str:

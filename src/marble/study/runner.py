@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import queue
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from marble.errors import MarbleError
-from marble.study.plan import Cell, Study
+from marble.study.plan import TRAINERS, Cell, Study
 
 # What a table or a page needs of a finished cell; checkpoints and trackers are dropped.
 DROPPED = ("checkpoints", "tensorboard", "samples", "report.html")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that did not finish, and the last thing it said."""
+
+    folder: str
+    said: str
 
 
 def run_study(
@@ -23,55 +38,177 @@ def run_study(
     out: Path,
     *,
     jobs: int = 1,
+    gpus: int = 1,
     device: str | None = None,
     keep: bool = False,
     say: Callable[[str], None] = print,
-) -> None:
-    """Runs what is not finished yet; a cell that was interrupted goes on from its checkpoint."""
+) -> list[Failure]:
+    """Runs what is not finished yet and returns what failed; a failure does not stop the others.
+
+    A cell that was interrupted goes on from its checkpoint. SIGINT or SIGTERM stops the study:
+    running cells save and end, no new one begins.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    _refuse_other_settings(study, out)
     todo = [cell for cell in study.cells if not finished(out / cell.folder)]
     say(f"{study.name}: {len(study.cells)} runs, {len(study.cells) - len(todo)} done already")
-    failures: list[str] = []
+    failures: list[Failure] = []
+    seats: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for seat in range(jobs):
+        seats.put(seat)
 
-    def work(cell: Cell) -> None:
-        code = _run(study, cell, out, jobs, device)
-        if code == 0 and not keep:
-            _drop(out / cell.folder)
-        say(f"{'done  ' if code == 0 else 'FAILED'} {cell.folder}")
-        if code:
-            failures.append(cell.folder)
+    with _Children() as children, ThreadPoolExecutor(jobs) as pool:
 
-    with ThreadPoolExecutor(jobs) as pool:
+        def work(cell: Cell) -> None:
+            if children.stopping.is_set():
+                return
+            seat, folder = seats.get(), out / cell.folder
+            try:
+                _run(study, cell, folder, device, _environment(seat, jobs, gpus), children)
+            finally:
+                seats.put(seat)
+            if finished(folder):
+                if not keep:
+                    _drop(folder)
+                say(f"done    {cell.folder}")
+            elif children.stopping.is_set():
+                say(f"stopped {cell.folder}")
+            else:
+                failures.append(Failure(cell.folder, _last_words(folder)))
+                say(f"FAILED  {cell.folder}: {failures[-1].said}")
+
         list(pool.map(work, todo))
-    if failures:
-        raise MarbleError(
-            f"{len(failures)} of {len(todo)} runs failed: {', '.join(failures)}; "
-            "see log.txt in each. Run the study again to go on."
-        )
+    if children.stopping.is_set():
+        say("stopped; run the study again to go on")
+    return failures
 
 
 def finished(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / "run.json").read_text())["status"] == "finished")
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _run(study: Study, cell: Cell, out: Path, jobs: int, device: str | None) -> int:
-    folder = out / cell.folder
-    command = [sys.executable, "-m", "marble", "train"]
-    if (folder / "checkpoints" / "latest").exists():
-        command += ["--resume", str(folder)]
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        command += [study.recipe, *cell.overrides, "--out", str(folder)]
+def _identity(study: Study, cell: Cell) -> dict[str, Any]:
+    return {
+        "trainer": study.trainer,
+        "recipe": Path(study.recipe).name,
+        "overrides": list(cell.overrides),
+    }
+
+
+def _refuse_other_settings(study: Study, out: Path) -> None:
+    """A table must not mix runs of a study file with runs of what the file said before."""
+    for cell in study.cells:
+        try:
+            before = json.loads((out / cell.folder / "cell.json").read_text())
+        except (OSError, ValueError):
+            continue
+        if before != _identity(study, cell):
+            raise MarbleError(
+                f"{out / cell.folder} was run with other settings than {study.name} now has for "
+                "it; remove that folder, or give another --out"
+            )
+
+
+class _Children:
+    """The processes that are running; the first signal to the study is handed on to them."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Children:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(ValueError):  # not the main thread: whoever owns it decides
+                self._before[number] = signal.signal(number, lambda *_: self.stop())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        for child in list(self._running):
+            child.terminate()
+
+    def run(self, command: list[str], log: Any, environment: dict[str, str]) -> None:
+        # A session of its own: Ctrl-C reaches the study alone, which hands it on once.
+        child = subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+        self._running.add(child)
+        if self.stopping.is_set():
+            child.terminate()
+        child.wait()
+        self._running.discard(child)
+
+
+def _run(
+    study: Study,
+    cell: Cell,
+    folder: Path,
+    device: str | None,
+    environment: dict[str, str],
+    children: _Children,
+) -> None:
+    command = [sys.executable, *TRAINERS[study.trainer]]
+    with _free(folder) as free:
+        if not free:  # a run that outlived an earlier, killed study
+            return
+        if (folder / "checkpoints" / "latest").exists():
+            command += ["--resume", str(folder)]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            command += [study.recipe, *cell.overrides, "--out", str(folder)]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cell.json").write_text(json.dumps(_identity(study, cell)))
     if device is not None:
         command += ["--device", device]
-    folder.mkdir(parents=True, exist_ok=True)
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    environment = {**os.environ, "OMP_NUM_THREADS": threads}
     with (folder / "log.txt").open("ab") as log:
-        return subprocess.run(command, stdout=log, stderr=log, env=environment).returncode
+        children.run(command, log, environment)
+
+
+@contextmanager
+def _free(folder: Path) -> Iterator[bool]:
+    """Whether no process trains in the folder: a run holds its lock file."""
+    lock = folder / ".lock"
+    if not lock.is_file():
+        yield True
+        return
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _environment(seat: int, jobs: int, gpus: int) -> dict[str, str]:
+    """Cores are shared out among the jobs, and the jobs among the GPUs."""
+    environment = dict(os.environ)
+    if jobs > 1 or "OMP_NUM_THREADS" not in environment:
+        environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    if gpus > 1:
+        named = environment.get("CUDA_VISIBLE_DEVICES")
+        visible = named.split(",") if named else [str(i) for i in range(gpus)]
+        environment["CUDA_VISIBLE_DEVICES"] = visible[seat % len(visible)]
+    return environment
+
+
+def _last_words(folder: Path) -> str:
+    with _free(folder) as free:
+        if not free:
+            return "another process is training in this folder"
+    try:
+        lines = (folder / "log.txt").read_text(errors="replace").splitlines()
+    except OSError:
+        return "no log"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")[:300]
 
 
 def _drop(folder: Path) -> None:

@@ -1,127 +1,120 @@
-"""A study's runs as one table: mean over seeds with its spread, ranks and their stability."""
+"""A study's runs as one table: means over seeds with intervals, ranks and their stability."""
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from marble.evaluation import compare_table
+from marble.errors import MarbleError
+from marble.evaluation import composite
+from marble.study.measure import Measured, measure
 from marble.study.plan import Study
-from marble.study.runner import finished
+from marble.study.runner import Failure, finished
+from marble.study.statistics import agreement, over_seeds, paired
+
+RANKED = ("worst gain", "composite")
 
 
-def study_table(study: Study, out: Path) -> dict[str, Any]:
-    """Rows: the base and every cell; columns: scores, worst gain, joint rates, conflict, time."""
-    runs = [cell for cell in study.cells if finished(out / cell.folder)]
-    compared = compare_table([out / cell.folder for cell in runs])
-    metrics = compared["metrics"]
-    base = next((row for row in compared["rows"] if row["method"] is None), None)
-    by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in study.names}
-    details = [row for row in compared["rows"] if row["method"] is not None]
-    for cell, row in zip(runs, details):
-        by_name[cell.name].append(_flat(row, metrics))
-    rows = [] if base is None else [{"name": "base", "seeds": 0, **_only_scores(base, metrics)}]
-    for name, found in by_name.items():
-        if found:
-            rows.append({"name": name, "seeds": len(found), **_aggregate(found)})
-    return {"study": study.name, "metrics": metrics, "rows": rows, "rank": _ranks(by_name)}
+def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
+    """JSON-able: for every setting its rows, the base first, and what the seeds agree on.
 
-
-def _flat(row: dict[str, Any], metrics: list[str]) -> dict[str, float]:
-    flat = {name: _number(row["scores"][name]["mean"]) for name in metrics}
-    flat["worst gain"] = _number((row.get("worst_gain") or {}).get("sigma"))
-    flat["composite"] = _number(row.get("composite"))
-    flat["domination"] = _number(row.get("joint_domination"))
-    flat["collapse"] = _number(row.get("joint_collapse"))
-    for kind, label in (
-        ("harmony", "conflict"),
-        ("harmony_heldout", "conflict held-out"),
-        ("harmony_applied", "conflict applied"),
-    ):
-        flat[label] = _number(row["harmony"][kind]["conflict_rate"])
-    flat["minutes"] = _number(row["seconds"]) / 60
-    return flat
-
-
-def _only_scores(row: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
-    values = {name: _number(row["scores"][name]["mean"]) for name in metrics}
-    values["composite"] = _number(row.get("composite"))
-    return {name: {"mean": value, "se": 0.0} for name, value in values.items()}
-
-
-def _aggregate(found: list[dict[str, float]]) -> dict[str, Any]:
-    result = {}
-    for key in found[0]:
-        values = np.array([row[key] for row in found])
-        values = values[np.isfinite(values)]
-        n = len(values)
-        result[key] = {
-            "mean": float(values.mean()) if n else float("nan"),
-            "se": float(values.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan"),
-        }
-    return result
-
-
-def _ranks(by_name: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Rank of each cell by worst gain for each seed, and Kendall's W over seeds (1: all alike)."""
-    complete = {name: rows for name, rows in by_name.items() if rows}
-    seeds = min((len(rows) for rows in complete.values()), default=0)
-    names = list(complete)
-    if seeds < 2 or len(names) < 3:
-        return {}
-    table = np.array([[complete[n][s]["worst gain"] for n in names] for s in range(seeds)])
-    ranks = np.argsort(np.argsort(-table, axis=1), axis=1) + 1
-    total = ranks.sum(axis=0)
-    spread = float(((total - total.mean()) ** 2).sum())
-    n = len(names)
-    w = 12 * spread / (seeds**2 * (n**3 - n))
+    A row has for every score its mean over seeds, for every judged reward its relative gain, and
+    the columns of `measure` and `composite`; each as {mean, lo, hi, n} with a 95 % t-interval.
+    """
+    done = {
+        cell: measure(out / cell.folder, study.judge)
+        for cell in study.cells
+        if finished(out / cell.folder)
+    }
+    settings = []
+    for setting in study.settings:
+        runs: dict[str, dict[int, Measured]] = {}
+        for cell, found in done.items():
+            if cell.setting == setting:
+                runs.setdefault(cell.name, {})[cell.seed] = found
+        if runs:
+            settings.append({"setting": setting, **_one_setting(runs)})
+    missing = [cell.folder for cell in study.cells if cell not in done]
     return {
-        "by": "worst gain",
-        "kendall_w": w,
-        "ranks": {m: ranks[:, i].tolist() for i, m in enumerate(names)},
+        "study": study.name,
+        "description": study.description,
+        "show": list(study.show),
+        "runs": len(study.cells),
+        "failed": [{"run": f.folder, "said": f.said} for f in failures],
+        "missing": missing,
+        "settings": settings,
     }
 
 
-def write_tables(table: dict[str, Any], folder: Path) -> tuple[Path, Path]:
-    """`table.csv` and `table.md` in `folder`."""
-    columns = list(
-        dict.fromkeys(k for row in table["rows"] for k in row if k not in ("name", "seeds"))
-    )
-    csv_path, md_path = folder / "table.csv", folder / "table.md"
-    with csv_path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ["name", "seeds", *(f"{c} {part}" for c in columns for part in ("mean", "se"))]
-        )
-        for row in table["rows"]:
-            cells = [(row.get(c) or {}).get(part) for c in columns for part in ("mean", "se")]
-            writer.writerow(
-                [row["name"], row["seeds"], *("" if v is None else f"{v:.6g}" for v in cells)]
+def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
+    sample = next(iter(next(iter(runs.values())).values()))
+    for found in (one for seeds in runs.values() for one in seeds.values()):
+        if list(found.scores) != list(sample.scores):
+            raise MarbleError(
+                "cells of one setting must be measured by the same rewards; use `settings` for "
+                f"cells with others (here {list(sample.scores)} and {list(found.scores)})"
             )
-    lines = ["| " + " | ".join(["", "seeds", *columns]) + " |", "|" + "---|" * (len(columns) + 2)]
-    for row in table["rows"]:
-        lines.append(
-            "| "
-            + " | ".join([row["name"], str(row["seeds"]), *(_cell(row.get(c)) for c in columns)])
-            + " |"
+    values = _values(runs, sample)
+    rows: list[dict[str, Any]] = [
+        {
+            "name": "base",
+            "seeds": 0,
+            "scores": {name: over_seeds([value]) for name, value in sample.base.items()},
+        }
+    ]
+    for name, seeds in runs.items():
+        measured = {column: over_seeds(list(c[name].values())) for column, c in values.items()}
+        rows.append(
+            {
+                "name": name,
+                "seeds": len(seeds),
+                "scores": _over(seeds, "scores", list(sample.scores)),
+                "gains": _over(seeds, "gains", list(sample.gains)),
+                "values": measured,
+            }
         )
-    if table["rank"]:
-        rank = table["rank"]
-        w = f"Kendall's W = {rank['kendall_w']:.2f}"
-        lines += ["", f"Rank stability over seeds, by {rank['by']}: {w}."]
-    md_path.write_text("\n".join(lines) + "\n")
-    return csv_path, md_path
+    best = max(rows[1:], key=lambda row: _or_least(row["values"]["worst gain"]["mean"]))["name"]
+    for row in rows[1:]:
+        if row["name"] != best:
+            row["behind"] = {by: paired(values[by][best], values[by][row["name"]]) for by in RANKED}
+    return {
+        "trained": sample.trained,
+        "heldout": sample.heldout,
+        "judged": sample.judged,
+        "best": best,
+        "rows": rows,
+        "ranks": {by: agreement(values[by]) for by in RANKED},
+    }
 
 
-def _cell(entry: dict[str, float] | None) -> str:
-    if entry is None or entry["mean"] != entry["mean"]:
-        return "–"
-    spread = "" if not entry["se"] > 0 else f" ± {entry['se']:.3f}"
-    return f"{entry['mean']:.3f}{spread}"
+def _values(
+    runs: dict[str, dict[int, Measured]], sample: Measured
+) -> dict[str, dict[str, dict[int, float]]]:
+    """column → cell → seed → number, the composite among them.
+
+    The composite is the mean z-score, over the judged and the held-out scores, among the base and
+    all runs of the setting.
+    """
+    keys = [(name, seed) for name, seeds in runs.items() for seed in seeds]
+    counted = [*sample.judged, *sample.heldout]
+    table = [[sample.base[n] for n in counted]]
+    table += [[runs[name][seed].scores[n] for n in counted] for name, seed in keys]
+    together = composite(np.array(table))[1:]
+    columns: dict[str, dict[str, dict[int, float]]] = {}
+    for (name, seed), value in zip(keys, together):
+        found = runs[name][seed].values
+        first = {"worst gain": found["worst gain"], "composite": float(value)}
+        for column, number in {**first, **found}.items():
+            columns.setdefault(column, {}).setdefault(name, {})[seed] = number
+    return columns
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+def _over(seeds: dict[int, Measured], part: str, names: list[str]) -> dict[str, Any]:
+    return {n: over_seeds([getattr(found, part)[n] for found in seeds.values()]) for n in names}
+
+
+def _or_least(value: float | int) -> float:
+    return float(value) if np.isfinite(value) else -np.inf

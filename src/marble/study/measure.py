@@ -1,0 +1,77 @@
+"""One finished run of a study as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from marble.errors import MarbleError
+from marble.evaluation import harmony, joint_rates, read_run, relative_gains, score_tables
+from marble.evaluation.runs import RunRecord
+
+CONFLICTS = {
+    "conflict": "harmony",
+    "conflict, other half": "harmony_heldout",
+    "conflict, applied": "harmony_applied",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`values`: column → number (NaN: not measured)."""
+
+    scores: dict[str, float]
+    base: dict[str, float]
+    gains: dict[str, float]
+    """Relative gain of each score: paired mean gain ÷ standard deviation of the base's scores."""
+    values: dict[str, float]
+    trained: list[str]
+    heldout: list[str]
+    judged: list[str]
+    """Training rewards by which runs are ranked."""
+
+
+def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
+    """The last evaluation of a run against its own base: the same held-out prompts and seeds."""
+    run = read_run(folder)
+    last, base = run.last, run.base
+    if last is None or base is None:
+        raise MarbleError(f"{folder}: a study needs an evaluation of the base and one at the end")
+    names = last.names()
+    trained = [name for name in names if name in run.rewards]
+    judged = [name for name in trained if name in judge] if judge else trained
+    now, then, _ = score_tables(last, base, names)
+    gains = dict(zip(names, relative_gains(now, then).tolist()))
+    rows = [names.index(name) for name in judged]
+    joint = joint_rates(now[rows], then[rows])
+    known = [gains[name] for name in judged if np.isfinite(gains[name])]
+    values = {
+        "worst gain": min(known, default=np.nan),
+        "mean gain": float(np.mean(known)) if known else np.nan,
+        "domination": joint.domination,
+        "collapse": joint.collapse,
+        **{label: harmony(run.metrics, kind).conflict_rate for label, kind in CONFLICTS.items()},
+        "canaries": _canaries(run),
+        "minutes": run.seconds / 60,
+    }
+    return Measured(
+        scores={name: last.mean(name) for name in names},
+        base={name: base.mean(name) for name in names},
+        gains=gains,
+        values=values,
+        trained=trained,
+        heldout=[name for name in names if name not in trained],
+        judged=judged,
+    )
+
+
+def _canaries(run: RunRecord) -> float:
+    """How many image statistics sing at the last evaluation, as the report page has them."""
+    from marble.report.folder import read_run as read_for_report
+    from marble.report.verdict import judge
+
+    last = judge(read_for_report(run.path)).last
+    return np.nan if last is None or not last.checks else float(len(last.flagged))
