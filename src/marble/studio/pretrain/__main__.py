@@ -1,8 +1,8 @@
 """`python -m marble.studio.pretrain`: makes the studio's weights from nothing (`make studio`).
 
-Pictures, autoencoder and generator come from one process, the reward models (with their
-acceptance table) from a second one on the same GPU. About twenty minutes on an H200; `--smoke` runs
-every line, tiny, on a CPU.
+Pictures, autoencoder and generator (trained, then refined) come from one process, the reward models
+(with their acceptance table) from a second one on the same GPU. About twenty minutes on an H200;
+`--smoke` runs every line, tiny, on a CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from ..world import generate, load_split, vocabulary
 from .common import Budget
 from .generator import sample_latents, train_generator
 from .pipeline import save_pipeline
+from .refine import pictures as refining_pictures
+from .refine import refine
 from .tokenizer import MAX_LENGTH, build_tokenizer
 from .vae import decode_latents, encode_latents, train_vae
 
@@ -39,6 +41,8 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=300_000)
     parser.add_argument("--vae-seconds", type=float, default=150)
     parser.add_argument("--generator-seconds", type=float, default=800)
+    parser.add_argument("--refine-seconds", type=float, default=90)
+    parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--resume", type=Path, help="a former --out: keep its autoencoder, go on")
     parser.add_argument("--only-generator", action="store_true", help="leave the rewards alone")
     parser.add_argument("--shift", type=float, default=1.0, help="of the flow-match scheduler")
@@ -49,6 +53,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.smoke:
         args.pictures, args.vae_seconds, args.generator_seconds = 600, 15, 15
+        args.refine_seconds, args.batch = 5, 64
     args.out.mkdir(parents=True, exist_ok=True)
     rewards: list[subprocess.Popen] = []
 
@@ -103,15 +108,21 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
     when_vae_is_saved()
     latents = encode_latents(vae, images, device)
     ids = tokenize(prompts)
-    model = train_generator(
+    empty = tokenize([""])
+    model, weaker = train_generator(
         latents,
         ids,
-        tokenize([""]),
+        empty,
         len(tokenizer),
         device,
         args.generator_seconds,
+        batch=args.batch,
         start=args.resume and args.resume / "pipeline",
     )
+
+    teaching = refining_pictures(args.pictures // 5, vae, tokenizer, device)
+    budget = Budget(args.refine_seconds)
+    model = refine(model, weaker, *teaching, empty, device, budget, batch=args.batch // 2)
 
     test = [p["prompt"] for s in ("ocr", "geneval", "general") for p in load_split(s, "test")[:64]]
     drawn = decode_latents(vae, sample_latents(model, tokenize(test), seed=7, shift=args.shift))

@@ -156,10 +156,10 @@ def train_generator(
     batch: int = 2048,
     peak_lr: float = 1.5e-3,
     start: Path | None = None,
-) -> Generator:
+) -> tuple[Generator, Generator]:
     """Flow matching on scaled `latents` [n, 16, 8, 8] with token `ids` [n, 16]; 8 % of the captions
     are dropped so that guidance works too. `start`: a saved pipeline to go on from. Returns the
-    averaged weights."""
+    averaged weights, and those after 40 % of the time: the weaker model that `refine` wants."""
     model = Generator(vocabulary, eos=1)
     if start is not None:
         model.load_parts(start)
@@ -173,6 +173,7 @@ def train_generator(
         fused=device.type == "cuda",
     )
     # Only the usual, short form is compiled, with fixed shapes; the rare long form runs as it is.
+    weaker: Generator | None = None
     compiled: Callable[..., Any] = model.transformer
     if device.type == "cuda":
         compiled = torch.compile(model.transformer, dynamic=False, fullgraph=True)
@@ -206,10 +207,12 @@ def train_generator(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         average.update(step)
+        if weaker is None and done >= 0.4:
+            weaker = average.copy_of(model)
         if step % 500 == 0:
             print(f"generator {step:6d}  {done:4.0%}  loss {loss.item():.4f}", flush=True)
     average.copy_to_live()
-    return model.eval()
+    return model.eval(), model if weaker is None else weaker
 
 
 @torch.no_grad()
