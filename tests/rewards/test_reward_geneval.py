@@ -11,7 +11,7 @@ from marble.rewards import RewardSet, load
 from marble.rewards.geneval import Detections, GenEval
 from marble.rewards.geneval.centernet import STRIDE, CenterNet, CenterNetDetector, DetectorConfig
 from marble.rewards.geneval.colors import GREY, ClipColors, crop_object
-from marble.rewards.geneval.mask2former import Mask2FormerDetector, instances, preprocess
+from marble.rewards.geneval.mask2former import Frame, Mask2FormerDetector, instances, preprocess
 from marble.studio.world import CLASSES, COLORS, break_scene, compose, random_prompt, render
 from marble.studio.world.prompts import load_split
 
@@ -178,7 +178,7 @@ def test_instances_are_scored_by_class_and_mask():
     masks = torch.full((3, 8, 8), -20.0)
     masks[0, 2:4, 1:5] = 20.0
     masks[1, 5:8, 5:8] = 1.0
-    found = instances(logits, masks, (8, 8))
+    found = instances(logits, masks, Frame((8, 8), (8, 8), (8, 8)))
     order = np.argsort(found.labels)
     assert [found.labels[i] for i in order] == ["dog", "person"]
     dog, person = order
@@ -189,15 +189,32 @@ def test_instances_are_scored_by_class_and_mask():
 
 
 def test_no_confident_query_means_no_detections():
-    found = instances(torch.zeros(3, 81), torch.zeros(3, 8, 8), (8, 8))
+    found = instances(torch.zeros(3, 81), torch.zeros(3, 8, 8), Frame.of(8, 8))
     assert len(found) == 0 and found.boxes.shape == (0, 4)
 
 
-def test_mask2former_preprocessing_sizes():
-    square = preprocess(torch.zeros(1, 3, 512, 512, dtype=torch.uint8))
-    assert square.shape == (1, 3, 800, 800)
-    wide = preprocess(torch.zeros(1, 3, 300, 900, dtype=torch.uint8))
-    assert wide.shape[-1] <= 1344 and wide.shape[-1] % 32 == 0 and wide.shape[-2] % 32 == 0
+def test_mask2former_preprocessing_keeps_the_shape_and_pads():
+    square = Frame.of(512, 512)
+    assert square.resized == square.padded == (800, 800)
+    wide = Frame.of(300, 900)
+    assert wide.resized == (444, 1333) and wide.padded == (448, 1344)
+    tall = Frame.of(640, 480)
+    assert tall.resized == (1067, 800) and tall.padded == (1088, 800)
+    pixels = preprocess(torch.full((1, 3, 300, 900), 255, dtype=torch.uint8), wide)
+    assert pixels.shape == (1, 3, 448, 1344)
+    white = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(pixels[0, :, 443, 1332], white)
+    assert (pixels[..., 444:, :] == 0).all() and (pixels[..., 1333:] == 0).all()
+
+
+def test_masks_come_back_to_the_picture_without_the_padding():
+    """A ramp along x: its value at a pixel says which place of the input that pixel came from."""
+    frame = Frame((30, 90), (444, 1333), (448, 1344))
+    ramp = (torch.arange(336).float() + 0.5).expand(1, 112, 336) * 4  # x of the padded input
+    back = frame.restore(ramp)
+    assert back.shape == (1, 30, 90)
+    expected = (torch.arange(90) + 0.5) * 1333 / 90
+    torch.testing.assert_close(back[0, 15, 1:-1], expected[1:-1], atol=0.5, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -234,6 +234,33 @@ def test_only_the_most_confident_objects_are_judged():
     assert verdict(metadata, table).strict
 
 
+def test_at_most_sixteen_objects_of_a_class_are_counted():
+    asked = {"tag": "counting", "include": [{"class": "dog", "count": 17}]}
+    table = Table()
+    for j in range(20):
+        table.add("dog", (20 * j, 0))
+    got = verdict(asked, table)
+    assert not got.strict and got.partial == pytest.approx(16 / 17)
+    assert got.reasons == ("expected 17 dog, found 16",)
+
+
+def test_excluded_objects_count_from_the_number_named():
+    asked = {
+        "tag": "counting",
+        "include": [{"class": "dog", "count": 1}],
+        "exclude": [{"class": "cat", "count": 2}],
+    }
+    one = Table().add("dog", (0, 0)).add("cat", (30, 0))
+    assert verdict(asked, one).strict
+    assert not verdict(asked, one.add("cat", (60, 0))).strict
+
+
+def test_overlapping_boxes_of_one_class_are_both_kept():
+    """No suppression: GenEval's overlap threshold is 1."""
+    asked = {"tag": "two_object", "include": [{"class": "dog", "count": 2}]}
+    assert verdict(asked, Table().add("dog", (0, 0)).add("dog", (0, 0), score=0.5)).strict
+
+
 def test_position_needs_more_than_the_margin():
     box = np.array([0, 0, 10, 10])
     assert relations(box + np.array([2, 0, 2, 0]), box) == set()  # 2 px = 0.1 · (10 + 10)

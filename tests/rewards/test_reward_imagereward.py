@@ -134,6 +134,19 @@ def test_imagereward_equals_the_network(tmp_path, tokenizer_folder, pictures, pr
     assert scores.std() > 0.01
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_neither_company_nor_batch_size_changes_a_score(
+    dtype, tmp_path, tokenizer_folder, pictures, prompts
+):
+    torch.save(random_state(), tmp_path / "ImageReward.pt")
+    options = {"path": tmp_path / "ImageReward.pt", "tokenizer": tokenizer_folder, "dtype": dtype}
+    few, many = (load("imagereward", batch_size=n, **options) for n in (2, 7))
+    together = many.score(pictures, prompts, [{}] * 7)
+    alone = [many.score(p[None], [t], [{}]) for p, t in zip(pictures, prompts)]
+    torch.testing.assert_close(torch.cat(alone), together, atol=1e-4, rtol=0)
+    torch.testing.assert_close(few.score(pictures, prompts, [{}] * 7), together, atol=1e-4, rtol=0)
+
+
 def test_a_damaged_checkpoint_is_one_clear_error(tmp_path, tokenizer_folder):
     state = random_state()
     del state["blip.visual_encoder.norm.weight"]

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _tiny_clip import new_tiny_clip
+from PIL import Image
 from transformers import AutoTokenizer, CLIPConfig
 
 from marble.errors import MarbleError
@@ -104,6 +105,29 @@ def network(state, config, pixels, ids):
     return (image * F.normalize(t, dim=-1)).sum(-1)
 
 
+def authors_pixels(picture, side):
+    """Their way with a picture, in PIL: all of it, longer side ``side``, pasted onto black."""
+    image = Image.fromarray(picture.permute(1, 2, 0).numpy())
+    scale = side / max(image.size)
+    image = image.resize([round(n * scale) for n in image.size], Image.Resampling.BICUBIC)
+    black = Image.new("RGB", (side, side))
+    black.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    pixels = torch.from_numpy(np.asarray(black).copy()).permute(2, 0, 1) / 255
+    mean = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)
+    return (pixels - mean) / torch.tensor([0.26862954, 0.26130258, 0.27577711]).view(3, 1, 1)
+
+
+@pytest.mark.parametrize("size", [(48, 72), (72, 48), (33, 33), (32, 32), (31, 500), (20, 32)])
+def test_pictures_are_fitted_in_and_padded(size):
+    generator = torch.Generator().manual_seed(size[0])
+    pictures = torch.randint(0, 256, (2, 3, *size), generator=generator, dtype=torch.uint8)
+    expected = torch.stack([authors_pixels(picture, side=32) for picture in pictures])
+    ours = Preprocess(short_side=32, crop=32, pad=True)(pictures)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    cropped = Preprocess(short_side=32, crop=32)(pictures)
+    assert torch.equal(ours, cropped) == (size[0] == size[1])  # the same on square pictures
+
+
 @pytest.fixture
 def base(tmp_path):
     folder = new_tiny_clip(tmp_path / "base")
@@ -120,7 +144,7 @@ def test_hpsv2_equals_open_clips_network(base, tmp_path, pictures, prompts):
     torch.save({"epoch": 1, "state_dict": state}, tmp_path / "hps.pt")
     reward = load("hpsv2", path=tmp_path / "hps.pt", processor=base)
     scores = reward.score(pictures, prompts, [{}] * 7).numpy()
-    pixels = Preprocess.from_folder(base)(pictures)
+    pixels = torch.stack([authors_pixels(picture, side=32) for picture in pictures])
     tokenizer = AutoTokenizer.from_pretrained(base)
     ids = tokenizer(prompts, padding=True, truncation=True, max_length=12, return_tensors="pt")
     expected = network(state, config, pixels, ids["input_ids"]).numpy()

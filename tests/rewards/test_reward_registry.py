@@ -1,11 +1,19 @@
 """Rewards by name."""
 
+import re
+
 import pytest
 import torch
 from _tiny_clip import new_tiny_clip
 
 from marble.errors import MarbleError
 from marble.rewards import REGISTRY, RewardSet, check, load, names
+from marble.rewards.aesthetic import Aesthetic
+from marble.rewards.clipscore import CLIPScore
+from marble.rewards.hpsv2 import HPSv2
+from marble.rewards.imagereward import ImageReward
+from marble.rewards.pickscore import PickScore
+from marble.rewards.presence import Absent, Wanted
 
 IMAGES = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
 METADATA = [{"source": "general"}] * 2
@@ -121,7 +129,58 @@ def test_check_finds_what_is_there_without_loading(own, tmp_path):
 def test_check_says_how_to_fetch_what_is_missing(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(MarbleError, match="not on this machine; fetch it with `hf download"):
+    with pytest.raises(Absent, match=r"not on this machine; fetch (it|them) with `hf download"):
         check(name)
     with pytest.raises(MarbleError, match="does not exist"):
         check(name, path=tmp_path / "absent", head=__file__, clip=tmp_path, tokenizer=tmp_path)
+
+
+def snapshot(cache, repo, revision, *files):
+    """Files of a repository as they lie in the hub's cache."""
+    root = cache / f"models--{repo.replace('/', '--')}"
+    folder = root / "snapshots" / revision
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / "refs").mkdir(exist_ok=True)
+    (root / "refs" / "main").write_text(revision)
+    for file in files:
+        (folder / file).write_text("")
+    return folder
+
+
+def test_all_that_is_missing_is_named_at_once_and_what_is_there_is_not(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(Absent) as nothing:
+        check("geneval")
+    detector, clip = nothing.value.commands
+    assert detector.startswith("hf download facebook/mask2former-swin-small-coco-instance ")
+    assert clip == (
+        "hf download openai/clip-vit-large-patch14 --revision "
+        "32bd64288804d66eefd0ccbe215aa642df71cc41 "
+        "--include '*.safetensors' --include '*.json' --include '*.txt'"
+    )
+    with pytest.raises(Absent) as nothing:
+        check("hpsv2")
+    weights, processor = nothing.value.commands
+    assert "xswu/HPSv2 HPS_v2.1_compressed.pt --revision" in weights
+    assert "laion/" in processor and "safetensors" not in processor  # not 4 GB for a tokenizer
+    other = snapshot(tmp_path, "openai/clip-vit-large-patch14", CLIPScore.default_revision)
+    with pytest.raises(Absent):  # a snapshot without its weights is not the checkpoint
+        check("clipscore")
+    (other / "model.safetensors").write_text("")
+    assert check("clipscore") == f"weights in {other}"
+    with pytest.raises(Absent) as half:
+        check("geneval")
+    assert half.value.commands == [detector]
+
+
+def test_every_download_but_the_detectors_is_pinned():
+    """The detector's hub folder has not changed since 2023; its full hash is not known here."""
+    loose = [
+        wanted.repo
+        for reward in (CLIPScore, PickScore, HPSv2, Aesthetic)
+        for wanted in reward.wanted()
+        if not re.fullmatch("[0-9a-f]{40}", wanted.pinned or "")
+    ]
+    assert loose == []
+    assert re.fullmatch("[0-9a-f]{40}", Wanted(ImageReward.default_tokenizer).pinned)
+    assert re.fullmatch("[0-9a-f]{40}", ImageReward.default_revision)

@@ -14,7 +14,7 @@ from torch import nn
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata
 from marble.rewards.clip import ClipReward
-from marble.rewards.weights import present
+from marble.rewards.presence import Wanted
 
 
 class AestheticHead(nn.Module):
@@ -89,7 +89,9 @@ class Aesthetic(ClipReward):
     range = (0.0, 11.0)
     default_path = "openai/clip-vit-large-patch14"
     default_revision = "32bd64288804d66eefd0ccbe215aa642df71cc41"
+    #: A copy of LAION's sac+logos+ava1-l14-linearMSE.pth that the hub serves.
     head_hub = ("trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth")
+    head_revision = "cf4bd10345610935a80a5d3be9a3133c50f121e4"
 
     def __init__(
         self, path: str | Path | None = None, *, head: str | Path | None = None, **options: Any
@@ -104,23 +106,16 @@ class Aesthetic(ClipReward):
             )
 
     @classmethod
-    def check(
-        cls,
-        path: str | Path | None = None,
-        revision: str | None = None,
-        processor: str | Path | None = None,
-        head: str | Path | None = None,
-        **options: Any,
-    ) -> str:
-        present(head or "/".join(cls.head_hub))
-        return super().check(path, revision, processor)
+    def wanted(cls, *, head: str | Path | None = None, **options: Any) -> list[Wanted]:
+        published = Wanted("/".join(cls.head_hub), cls.head_revision)
+        return [*super().wanted(**options), Wanted(head) if head else published]
 
     def _published_head(self) -> Path:
         from huggingface_hub import hf_hub_download
 
         repo, file = self.head_hub
         try:
-            return Path(hf_hub_download(repo, file))
+            return Path(hf_hub_download(repo, file, revision=self.head_revision))
         except Exception as error:
             raise MarbleError(
                 f"cannot get {file} of {repo} from the hub ({type(error).__name__}); "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from marble.errors import MarbleError
 from marble.rewards.base import Reward
 from marble.rewards.openclip import load_openclip
 from marble.rewards.preprocess import Preprocess
-from marble.rewards.weights import local_folder, local_weights, present, quiet_loading
+from marble.rewards.presence import Wanted, present
+from marble.rewards.weights import local_folder, local_weights, quiet_loading
 
 
 class ClipEncoder:
@@ -118,17 +120,19 @@ def load_clip(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | str = torch.float32,
     batch_size: int = 64,
+    pad: bool = False,
 ) -> ClipEncoder:
     """The encoder of a checkpoint folder or hub id, shared between all who ask for the same one.
 
     ``processor`` names where tokenizer and preprocessing come from when the checkpoint itself
     does not carry them (PickScore); a checkpoint that is a single ``.pt`` file of open_clip's
-    (HPSv2) takes its configuration from there as well.
+    (HPSv2) takes its configuration from there as well. ``pad``: see :class:`Preprocess`.
     """
     from transformers import AutoTokenizer, CLIPModel
 
     dtype = as_dtype(dtype)
-    key = (str(path), str(revision), str(processor), str(torch.device(device)), str(dtype))
+    asked = (path, revision, processor, torch.device(device), dtype, pad)
+    key = tuple(str(part) for part in asked)
     with _lock:
         encoder = _shared.get(key)
         if encoder is None:
@@ -147,7 +151,7 @@ def load_clip(
                 raise
             except Exception as error:
                 raise MarbleError(f"cannot load the CLIP model in {place}: {error}") from error
-            preprocess = Preprocess.from_folder(extras)
+            preprocess = replace(Preprocess.from_folder(extras), pad=pad)
             encoder = ClipEncoder(
                 model, tokenizer, preprocess, device=device, dtype=dtype, batch_size=batch_size
             )
@@ -177,6 +181,8 @@ class ClipReward(Reward):
     default_path: str = ""
     default_revision: str | None = None
     default_processor: str | None = None
+    pads: bool = False
+    """Pictures that are not square are padded, not cropped."""
 
     def __init__(
         self,
@@ -198,25 +204,31 @@ class ClipReward(Reward):
             "processor": processor,
             "dtype": dtype,
             "batch_size": batch_size,
+            "pad": self.pads,
         }
         self.encoder = load_clip(device=device, **self._options)
         if name is not None:
             self.name = name
 
     @classmethod
-    def check(
+    def wanted(
         cls,
+        *,
         path: str | Path | None = None,
         revision: str | None = None,
         processor: str | Path | None = None,
         **options: Any,
-    ) -> str:
+    ) -> list[Wanted]:
+        """The checkpoints that these options load."""
         if path is None:
             path, revision = cls.default_path, revision or cls.default_revision
             processor = processor or cls.default_processor
-        if processor is not None:
-            present(processor)
-        return f"weights in {present(path, revision)}"
+        extras = [Wanted(processor, weights=False)] if processor else []
+        return [Wanted(path, revision), *extras]
+
+    @classmethod
+    def check(cls, **options: Any) -> str:
+        return f"weights in {present(*cls.wanted(**options))[0]}"
 
     def to(self, device: str | torch.device) -> ClipReward:
         if torch.device(device) != self.encoder.device:

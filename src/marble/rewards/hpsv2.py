@@ -11,8 +11,9 @@ from marble.rewards.clip import ClipReward
 class HPSv2(ClipReward):
     """cos(image, text) of a CLIP-H tuned on human rankings; about 0.20 to 0.36.
 
-    ``path`` is the published ``HPS_v2.1_compressed.pt``; configuration, tokenizer and
-    preprocessing (224, bicubic, centre crop) are those of the CLIP-H it was tuned from.
+    ``path`` is the published ``HPS_v2.1_compressed.pt``; configuration and tokenizer are those of
+    the CLIP-H it was tuned from. Preprocessing: longer side to 224 (bicubic), black around it,
+    CLIP's mean and std.
     """
 
     name = "hpsv2"
@@ -22,6 +23,7 @@ class HPSv2(ClipReward):
     default_processor = (
         "laion/CLIP-ViT-H-14-laion2B-s32B-b79K@1c2b8495b28150b8a4922ee1c8edee224c284c0c"
     )
+    pads = True
 
     def score(
         self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]

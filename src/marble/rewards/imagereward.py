@@ -14,7 +14,8 @@ from marble.rewards.base import UNBOUNDED, Metadata, Reward
 from marble.rewards.blip import part, text_model, vision_model
 from marble.rewards.clip import as_dtype
 from marble.rewards.preprocess import Preprocess
-from marble.rewards.weights import local_folder, local_weights, present
+from marble.rewards.presence import Wanted, present
+from marble.rewards.weights import local_folder, local_weights
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw score on its authors' data
 TOKENS = 35
@@ -31,7 +32,7 @@ class ImageReward(Reward):
     range = UNBOUNDED
     default_path = "zai-org/ImageReward/ImageReward.pt"
     default_revision = "5736be03b2652728fb87788c9797b0570450ab72"
-    default_tokenizer = "google-bert/bert-base-uncased"
+    default_tokenizer = "google-bert/bert-base-uncased@86b5e0934494bd15c9632b12f734a8a67f723594"
 
     def __init__(
         self,
@@ -74,9 +75,12 @@ class ImageReward(Reward):
         tokenizer: str | Path | None = None,
         **options: Any,
     ) -> str:
-        present(tokenizer or cls.default_tokenizer)
         revision = revision or (cls.default_revision if path is None else None)
-        return f"weights in {present(path or cls.default_path, revision)}"
+        weights, _ = present(
+            Wanted(path or cls.default_path, revision),
+            Wanted(tokenizer or cls.default_tokenizer, weights=False),
+        )
+        return f"weights in {weights}"
 
     @torch.no_grad()
     def score(

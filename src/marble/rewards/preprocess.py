@@ -28,6 +28,8 @@ class Preprocess:
     crop: int | None = 224
     mean: tuple[float, ...] = OPENAI_MEAN
     std: tuple[float, ...] = OPENAI_STD
+    pad: bool = False
+    """Fit the whole picture in and fill up with black, instead of cropping (HPSv2's authors)."""
 
     @classmethod
     def from_folder(cls, folder: Path) -> Preprocess:
@@ -73,7 +75,10 @@ class Preprocess:
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 ``[n, 3, H, W]`` → normalised float32 ``[n, 3, crop, crop]``, same device."""
-        images = centre_crop(resize_short_side(images, self.short_side), self.crop)
+        if self.pad and self.crop is not None:
+            images = fit_and_pad(images, self.crop)
+        else:
+            images = centre_crop(resize_short_side(images, self.short_side), self.crop)
         mean = torch.tensor(self.mean, device=images.device).view(1, 3, 1, 1)
         std = torch.tensor(self.std, device=images.device).view(1, 3, 1, 1)
         return (images.float() / 255 - mean) / std
@@ -88,11 +93,27 @@ def resize_short_side(images: torch.Tensor, side: int | None) -> torch.Tensor:
         target = (int(side * width / height), side)
     else:
         target = (side, int(side * height / width))
+    return resize(images, target)
+
+
+def resize(images: torch.Tensor, target: tuple[int, int]) -> torch.Tensor:
+    """To ``target`` (width, height); bicubic, in PIL, on uint8."""
     arrays = images.permute(0, 2, 3, 1).cpu().numpy()
     resized = [
         np.asarray(Image.fromarray(a).resize(target, Image.Resampling.BICUBIC)) for a in arrays
     ]
     return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2).to(images.device)
+
+
+def fit_and_pad(images: torch.Tensor, side: int) -> torch.Tensor:
+    """Scale so that the longer side is ``side``, then black around the middle."""
+    scale = side / max(images.shape[-2:])
+    height, width = (round(n * scale) for n in images.shape[-2:])
+    if scale != 1:
+        images = resize(images, (width, height))
+    left, top = (side - width) // 2, (side - height) // 2
+    around = (left, side - width - left, top, side - height - top)
+    return torch.nn.functional.pad(images, around)
 
 
 def centre_crop(images: torch.Tensor, side: int | None) -> torch.Tensor:

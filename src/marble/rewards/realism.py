@@ -11,7 +11,7 @@ from torch import nn
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata, Reward
 from marble.rewards.convnet import Residual, as_input, conv, read_folder, write_folder
-from marble.rewards.weights import present
+from marble.rewards.presence import Wanted, present
 
 
 class RealismNet(nn.Module):
@@ -68,7 +68,7 @@ class Realism(Reward):
 
     @classmethod
     def check(cls, *, path: str | Path = "", **options: Any) -> str:
-        return f"weights in {present(path)}"
+        return f"weights in {present(Wanted(path))[0]}"
 
     @staticmethod
     def save(model: RealismNet, folder: str | Path) -> None:

@@ -16,7 +16,7 @@ from marble.rewards.http import Endpoint, WrongAnswer, get_json, key_from
 from marble.rewards.pictures import to_png
 
 URL = "http://127.0.0.1:8080/v1"
-MODEL = "CodeGoat24/UnifiedReward-qwen-7b"
+MODEL = "CodeGoat24/UnifiedReward-7b-v1.5"
 TEMPLATE = """\
 Here is a caption and a picture that was generated from it. Judge the picture by two things: how \
 faithfully it shows what the caption asks for (objects, numbers, attributes, relations, text), and \

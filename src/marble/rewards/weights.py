@@ -39,30 +39,6 @@ def local_folder(path: str | Path, revision: str | None, *, weights: bool = True
         ) from error
 
 
-def present(path: str | Path, revision: str | None = None) -> Path:
-    """Where a checkpoint lies on this machine already; an error says how to fetch it."""
-    place = Path(path).expanduser()
-    if place.exists():
-        return place
-    text, _, pinned = str(path).partition("@")
-    revision = revision or pinned or None
-    parts = text.split("/")
-    repo = "/".join(parts[:2])
-    if place.is_absolute() or text.startswith((".", "~")) or len(parts) not in (2, 3):
-        raise MarbleError(f"{path} does not exist")
-    from huggingface_hub import snapshot_download
-
-    at = f" --revision {revision}" if revision else ""
-    missing = f"{text} is not on this machine; fetch it with `hf download {repo}{at}`"
-    try:
-        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
-    except Exception as error:
-        raise MarbleError(missing) from error
-    if len(parts) == 3 and not (folder / parts[2]).exists():
-        raise MarbleError(f"{missing} {parts[2]}")
-    return folder / parts[2] if len(parts) == 3 else folder
-
-
 def local_weights(path: str | Path, revision: str | None) -> Path:
     """A checkpoint's folder, or its file where ``path`` ends in ``.pt``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,9 @@ class Mask2FormerDetector:
     """Instance segmentation with scores as in mmdetection, which GenEval used.
 
     A detection is one of the best 100 (query, class) pairs; its score is the class probability
-    times the mean mask probability inside the mask, its box the extent of the mask.
+    times the mean mask probability inside the mask, its box the extent of the mask. Architecture,
+    training set, preprocessing and scores are those GenEval uses; the weights are the ones the
+    architecture's authors trained, GenEval's were trained again by mmdetection's.
     """
 
     def __init__(
@@ -63,12 +66,12 @@ class Mask2FormerDetector:
     @torch.no_grad()
     def detect(self, images: torch.Tensor) -> list[Detections]:
         found: list[Detections] = []
+        frame = Frame.of(int(images.shape[-2]), int(images.shape[-1]), self.short_side)
         for chunk in images.split(self.batch_size):
-            pixels = preprocess(chunk, self.short_side).to(self.device, self.dtype)
+            pixels = preprocess(chunk, frame).to(self.device, self.dtype)
             output = self.model(pixel_values=pixels)
             for logits, masks in zip(output.class_queries_logits, output.masks_queries_logits):
-                size = (int(images.shape[-2]), int(images.shape[-1]))
-                found.append(instances(logits.float(), masks.float(), size))
+                found.append(instances(logits.float(), masks.float(), frame))
         return found
 
     def to(self, device: str | torch.device) -> Mask2FormerDetector:
@@ -77,20 +80,49 @@ class Mask2FormerDetector:
         return self
 
 
-def preprocess(images: torch.Tensor, short_side: int = SHORT_SIDE) -> torch.Tensor:
-    """Shorter side to 800 (at most 1333 for the longer), bilinear, sides multiples of 32."""
-    height, width = images.shape[-2:]
-    scale = min(short_side / min(height, width), LONG_SIDE / max(height, width))
-    target = [math.ceil(round(side * scale) / DIVISOR) * DIVISOR for side in (width, height)]
+@dataclass(frozen=True)
+class Frame:
+    """Sizes (height, width) on a picture's way in and its masks' way back."""
+
+    picture: tuple[int, int]
+    resized: tuple[int, int]
+    """Shorter side 800, unless the longer one would exceed 1333; the shape is kept."""
+    padded: tuple[int, int]
+    """Sides filled up to multiples of 32, at the right and at the bottom."""
+
+    @classmethod
+    def of(cls, height: int, width: int, short_side: int = SHORT_SIDE) -> Frame:
+        scale = min(short_side / min(height, width), LONG_SIDE / max(height, width))
+        resized = (int(height * scale + 0.5), int(width * scale + 0.5))
+        padded = (_multiple(resized[0]), _multiple(resized[1]))
+        return cls((height, width), resized, padded)
+
+    def restore(self, masks: torch.Tensor) -> torch.Tensor:
+        """Mask logits ``[m, h, w]`` of the network → the picture's size, without the padding."""
+        masks = F.interpolate(masks[None], self.padded, mode="bilinear", align_corners=False)
+        masks = masks[..., : self.resized[0], : self.resized[1]]
+        return F.interpolate(masks, self.picture, mode="bilinear", align_corners=False)[0]
+
+
+def _multiple(side: int) -> int:
+    return math.ceil(side / DIVISOR) * DIVISOR
+
+
+def preprocess(images: torch.Tensor, frame: Frame) -> torch.Tensor:
+    """Bilinear resize, ImageNet's mean and std, then zeros to the padded size."""
+    height, width = frame.resized
     bilinear = Image.Resampling.BILINEAR
     arrays = images.permute(0, 2, 3, 1).cpu().numpy()
-    resized = np.stack([np.asarray(Image.fromarray(a).resize(target, bilinear)) for a in arrays])
+    resized = np.stack(
+        [np.asarray(Image.fromarray(a).resize((width, height), bilinear)) for a in arrays]
+    )
     pixels = torch.from_numpy(resized).permute(0, 3, 1, 2).float() / 255
-    return (pixels - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
+    pixels = (pixels - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
+    return F.pad(pixels, (0, frame.padded[1] - width, 0, frame.padded[0] - height))
 
 
-def instances(logits: torch.Tensor, masks: torch.Tensor, size: tuple[int, int]) -> Detections:
-    """Queries ``[Q, C + 1]`` and their mask logits ``[Q, h, w]`` → detections at ``size``."""
+def instances(logits: torch.Tensor, masks: torch.Tensor, frame: Frame) -> Detections:
+    """Queries ``[Q, C + 1]`` and their mask logits ``[Q, h, w]`` → detections in the picture."""
     probability = logits.softmax(-1)[:, :-1]
     classes = probability.shape[-1]
     score, index = probability.flatten().topk(min(100, probability.numel()))
@@ -98,8 +130,8 @@ def instances(logits: torch.Tensor, masks: torch.Tensor, size: tuple[int, int]) 
     keep = score > CONFIDENCE
     score, query, label = score[keep], index[keep] // classes, index[keep] % classes
     if not len(score):
-        return Detections(np.zeros((0, 4)), [], np.zeros(0), np.zeros((0, *size), bool))
-    grown = F.interpolate(masks[query][None], size, mode="bilinear", align_corners=False)[0]
+        return Detections(np.zeros((0, 4)), [], np.zeros(0), np.zeros((0, *frame.picture), bool))
+    grown = frame.restore(masks[query])
     inside = grown > 0
     area = inside.flatten(1).sum(1)
     confidence = (grown.sigmoid() * inside).flatten(1).sum(1) / (area + 1e-6)

@@ -14,7 +14,7 @@ from marble.rewards.base import Metadata, Reward
 from marble.rewards.geneval.detectors import ColorClassifier, Detections, Detector
 from marble.rewards.geneval.rules import TAGS, Verdict, judge
 from marble.rewards.options import construct
-from marble.rewards.weights import present
+from marble.rewards.presence import Wanted, present
 
 
 class GenEval(Reward):
@@ -60,13 +60,13 @@ class GenEval(Reward):
         clip: str | Path | None = None,
         **options: Any,
     ) -> str:
-        if detector == "mask2former":
-            from marble.rewards.clipscore import CLIPScore
-            from marble.rewards.geneval.mask2former import HUB_ID
+        if detector != "mask2former":
+            return f"detector in {present(Wanted(path or ''))[0]}"
+        from marble.rewards.clipscore import CLIPScore
+        from marble.rewards.geneval.mask2former import HUB_ID
 
-            CLIPScore.check(path=clip)
-            path = path or HUB_ID
-        return f"detector in {present(path or '', revision)}"
+        places = present(Wanted(path or HUB_ID, revision), *CLIPScore.wanted(path=clip))
+        return f"detector in {places[0]}, colours by {places[1]}"
 
     def applies(self, metadata: Metadata) -> bool:
         return metadata.get("tag") in TAGS and "include" in metadata
