@@ -59,7 +59,12 @@ def test_sd35m_without_weights_says_how_to_get_each_thing():
     for reward in ("geneval", "pickscore", "clipscore", "hpsv2", "imagereward", "aesthetic"):
         assert f"MISSING reward {reward}" in text
     assert "sd35m-5rewards is not ready" in text
-    assert max(map(len, result.output.splitlines()[:-1])) <= 120
+    lines = result.output.splitlines()
+    downloads = [line for line in lines if line.startswith("hf download")]
+    assert max(len(line) for line in lines if line not in downloads) <= 100
+    assert len(downloads) == len(set(downloads)) == 9  # each once, in one piece to be copied
+    assert "hf download xswu/HPSv2 HPS_v2.1_compressed.pt --revision" in text
+    assert "59.6 GB wanted" in text and "no GPU here to compare with" in text
 
 
 def test_json_is_one_object_with_the_same_verdict():

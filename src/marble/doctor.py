@@ -16,6 +16,7 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
+from marble.rewards.presence import Absent
 
 PACKAGES = ("torch", "diffusers", "peft", "accelerate", "transformers", "safetensors")
 SMALL = 500_000_000
@@ -28,6 +29,8 @@ class Check:
     ok: bool
     found: str
     remedy: str = ""
+    fetch: tuple[str, ...] = ()
+    """Commands that download what is missing."""
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,6 +58,10 @@ def checks_of(recipe: Recipe) -> Iterator[Check]:
 def _attempt(what: str, look: Callable[[], str], remedy: str = "") -> Check:
     try:
         return Check(what, True, look())
+    except Absent as absent:
+        problem = str(absent).partition("; ")[0]
+        remedy = "see Downloads below, or let the run fetch it when it starts"
+        return Check(what, False, problem, remedy, tuple(absent.commands))
     except MarbleError as error:
         problem, _, advice = str(error).partition("; ")
         return Check(what, False, problem, advice or remedy)
@@ -83,13 +90,14 @@ def _trackers(recipe: Recipe) -> Iterator[Check]:
 
 def _model(recipe: Recipe) -> Check:
     import marble.models
-    from marble.models.folder import NotHere, find_local, how_to_fetch
+    from marble.models.folder import NotHere, fetch_command, find_local, how_to_fetch
 
     path, revision = recipe.model.path, recipe.model.revision
     try:
         folder, family = marble.models.check(str(find_local(path, revision)))
     except NotHere as error:
-        return Check("model", False, str(error), how_to_fetch(path, revision))
+        remedy = how_to_fetch(path, revision)
+        return Check("model", False, str(error), remedy, (fetch_command(path, revision),))
     except MarbleError as error:
         problem, _, remedy = str(error).partition("; ")
         return Check("model", False, problem, remedy or "give model.path another folder or hub id")
@@ -136,22 +144,25 @@ def _device(recipe: Recipe) -> Check:
 def _memory(recipe: Recipe) -> Check:
     import torch
 
-    from marble.memory import estimate
+    from marble.memory import estimate, model_parameters
     from marble.training.memory import savings
 
     need = estimate(recipe)
+    have: float | None = None
     if torch.cuda.is_available():
-        have, where = torch.cuda.get_device_properties(0).total_memory / 1e9, "on each GPU"
-    else:
+        have = torch.cuda.get_device_properties(0).total_memory / 1e9
+        there = f"{have:.0f} GB on each GPU"
+    elif model_parameters(recipe) <= SMALL:
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-        where = "of main memory"
+        there = f"{have:.0f} GB of main memory"
+    else:  # it will run elsewhere: the figure is for choosing that machine
+        there = "no GPU here to compare with"
     parts = sorted(need.held, key=lambda part: -need.held[part])
     large = [f"{part} {need.held[part]:.1f}" for part in parts if need.held[part] >= 0.5]
     held = f" (held all along: {', '.join(large)})" if len(large) > 1 else ""
-    found = f"about {need.peak:.1f} GB wanted{held}, most while {need.peak_phase}; "
-    found += f"{have:.0f} GB {where}"
+    found = f"about {need.peak:.1f} GB wanted{held}, most while {need.peak_phase}; {there}"
     remedy = "to lower it, cheapest first: " + "; ".join(savings(recipe))
-    return Check("memory", need.peak < have, found, remedy)
+    return Check("memory", have is None or need.peak < have, found, remedy)
 
 
 def _disk(recipe: Recipe) -> Check:

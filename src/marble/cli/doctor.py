@@ -48,8 +48,9 @@ def doctor(
             _show(check)
         typer.echo("")
         if missing:
+            _show_downloads(missing)
             listed = ", ".join(check.what for check in missing)
-            typer.echo(f"{name} is not ready; missing: {listed}")
+            typer.echo(_wrapped("", f"{name} is not ready; missing: {listed}", "  "))
         else:
             typer.echo(f"{name} is ready: marble train {' '.join([name, *overrides])}")
     if missing:
@@ -61,6 +62,15 @@ def _show(check: Any) -> None:
     typer.echo(_wrapped(f"{mark:<8}  ", f"{check.what}: {check.found}"))
     if not check.ok and check.remedy:
         typer.echo(_wrapped(INDENT + "→ ", check.remedy, INDENT + "  "))
+
+
+def _show_downloads(missing: list[Any]) -> None:
+    """Each command once and in one piece, so that the block can be copied into a shell."""
+    commands = dict.fromkeys(command for check in missing for command in check.fetch)
+    if commands:
+        typer.echo("Downloads:\n")
+        typer.echo("\n".join(commands))
+        typer.echo("")
 
 
 def _wrapped(first: str, text: str, rest: str = INDENT) -> str:

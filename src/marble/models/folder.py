@@ -71,9 +71,17 @@ def _download(hub_id: str, revision: str | None) -> Path:
     )
 
 
+def fetch_command(hub_id: str, revision: str | None = None) -> str:
+    """Fetches the pipeline's files; SD3's hub folders hold the same weights as single files too."""
+    at = f" --revision {revision}" if revision else ""
+    is_sd3 = hub_id.startswith("stabilityai/stable-diffusion-3")
+    spare = " --exclude 'text_encoders/*' --exclude 'sd3*.safetensors'" if is_sd3 else ""
+    return f"hf download {hub_id}{at}{spare}"
+
+
 def how_to_fetch(hub_id: str, revision: str | None = None) -> str:
     """The steps from nothing to weights on this machine."""
-    fetch = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+    fetch = fetch_command(hub_id, revision)
     if not hub_id.startswith(GATED):
         return f"run `{fetch}`, or give the folder of a copy as model.path"
     return (
