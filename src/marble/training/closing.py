@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from marble.errors import MarbleError
 from marble.evaluation import compare_table
 from marble.recipe import Recipe
 from marble.training.display import signed
@@ -40,9 +41,8 @@ def closing_table(run: Path, checkpoint: Path, trained: list[str], console: Cons
         console.print(table)
     console.print(f"LoRA    {checkpoint / 'lora'}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"folder  {run}", highlight=False, markup=False, soft_wrap=True)
-    page = write_report(run)
-    if page is not None:
-        console.print(f"report  {page}", highlight=False, markup=False, soft_wrap=True)
+    told = write_report(run)
+    console.print(f"report  {told}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _row(name: str, gain: dict[str, Any], found: dict[str, Any]) -> list[str]:
@@ -58,13 +58,14 @@ def _row(name: str, gain: dict[str, Any], found: dict[str, Any]) -> list[str]:
     ]
 
 
-def write_report(run: Path) -> Path | None:
-    """The report page, where the extra that draws it is installed."""
+def write_report(run: Path) -> Path | str:
+    """The report page, or why there is none: a run that is done does not fail for want of it."""
     try:
         import marble.report
-    except ImportError:
-        return None
-    return marble.report.write([run], run / "report.html")
+
+        return marble.report.write([run], run / "report.html")
+    except (ImportError, MarbleError) as error:
+        return f"not drawn ({error}); afterwards: marble report {run}"
 
 
 def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
