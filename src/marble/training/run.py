@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from marble.errors import MarbleError
@@ -38,12 +40,17 @@ def train(
     resume: bool = False,
     device: str | None = None,
     console: Console | None = None,
+    check: Callable[[Recipe], None] = setup.check,
+    build: Callable[[Recipe, torch.device, int], setup.Parts] = setup.build,
 ) -> Outcome:
-    """Trains as `recipe` says, into `out`; with `resume`, on from its newest whole checkpoint."""
+    """Trains as `recipe` says, into `out`; with `resume`, on from its newest whole checkpoint.
+
+    `check` and `build` may come from elsewhere, for a model or prompts that no recipe can name.
+    """
     processes = Processes(device)
     console = console or Console(stderr=True, quiet=not processes.is_main)
     try:
-        return _train(recipe, out, resume, processes, console)
+        return _train(recipe, out, resume, processes, console, check, build)
     except Exception as error:
         if is_out_of_memory(error):
             raise out_of_memory(recipe, processes.size) from error
@@ -53,21 +60,25 @@ def train(
 
 
 def _train(
-    recipe: Recipe, out: Path, resume: bool, processes: Processes, console: Console
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    processes: Processes,
+    console: Console,
+    check: Callable[[Recipe], None],
+    build: Callable[[Recipe, torch.device, int], setup.Parts],
 ) -> Outcome:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    processes.together(lambda: setup.check(recipe))  # before there is a folder
+    processes.together(lambda: check(recipe))  # before there is a folder
     fsdp.check(recipe, processes.size)
     recorder = Recorder(recipe, out, processes, resuming=resume)
     trainer: Trainer | None = None
     try:
         checkpoint = recorder.find_checkpoint(say) if resume else None
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
-            parts = processes.together(
-                lambda: setup.build(recipe, processes.device, processes.size)
-            )
+            parts = processes.together(lambda: build(recipe, processes.device, processes.size))
             trainer = Trainer(recipe, parts, processes)
         if checkpoint is not None:
             state = load_state(checkpoint)
