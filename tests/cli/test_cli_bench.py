@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import marble.harmonise.bench
 import marble.jacobian.bench
+import marble.training.bench_studio
 from marble.cli import app
 
 
@@ -52,6 +53,24 @@ def test_solver_json_and_table(monkeypatch):
     assert re.search(rf"^ *3 +marble +{mine['median_ms']:.2f} ", out, re.M) and "{" not in out
 
 
+def test_studio_json_and_table(monkeypatch):
+    result = json.loads(bench("studio", "--pictures", "4", "--rounds", "1", "--json"))
+    seconds = result["seconds"]
+    rewards = ["ocr", "studio-geneval", "studio-clip", "studio-pick", "studio-aesthetic"]
+    parts = ["prompts", "sampling", "decoding", *(f"reward {name}" for name in rewards), "other"]
+    assert list(seconds) == [*parts, "total"]
+    assert seconds["total"] == pytest.approx(sum(seconds[part] for part in parts))
+    assert all(seconds[part] > 0 for part in ("prompts", "sampling", "decoding", "reward ocr"))
+    assert result["cpu_s"] > 0
+    assert result["opening"]["pipeline_s"] > 0 and result["opening"]["imports_s"] > 0
+    assert result["target"] == {"total_s": 8.0, "pipeline_s": 2.0}
+    assert result["setup"] == {"pictures": 4, "steps": 10, "rounds": 1}
+    monkeypatch.setattr(marble.training.bench_studio, "bench_studio", lambda **options: result)
+    out = bench("studio")
+    assert re.search(rf"^ *sampling +{seconds['sampling']:.2f} ", out, re.M)
+    assert "4 pictures, drawn and scored" in out and "{" not in out
+
+
 @pytest.mark.parametrize("k", ["0", "five", "", "3,3"])
 def test_wrong_k(k):
     done = CliRunner().invoke(app, ["bench", "solver", "--k", k])
@@ -68,6 +87,6 @@ def test_a_mistake_is_one_clear_line():
     assert done.stderr.startswith("marble: --k none") and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", ["gradients", "solver"])
+@pytest.mark.parametrize("verb", ["gradients", "solver", "studio"])
 def test_help_has_examples(verb):
     assert f"marble bench {verb} --" in bench(verb, "--help")

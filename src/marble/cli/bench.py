@@ -1,19 +1,19 @@
-"""`marble bench`: measured ratios, each within one run."""
+"""`marble bench`: measured times and ratios, each within one run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from marble.cli.common import check_device, print_json, split_overrides, stdout_kept
+from marble.cli import bench_tables
+from marble.cli.common import check_device, print_json, stdout_kept
+from marble.cli.options import Device, Json, RecipeWords, one_recipe
 from marble.errors import MarbleError
 
-app = typer.Typer(help="Measure: every figure is a ratio within one run.", no_args_is_help=True)
+app = typer.Typer(help="Measure on this machine, alternating within one run.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Rewards = Annotated[
     str, typer.Option("--k", help="Numbers of rewards to measure, separated by commas.")
 ]
@@ -37,11 +37,8 @@ def gradients(
     """
     from marble.jacobian.bench import bench_gradients
 
-    result = bench_gradients(_numbers(k), repeats=repeats)
-    if as_json:
-        print_json(result)
-    else:
-        _show_gradients(result)
+    numbers = _numbers(k)
+    _give(lambda: bench_gradients(numbers, repeats=repeats), bench_tables.show_gradients, as_json)
 
 
 @app.command("solver")
@@ -60,21 +57,15 @@ def solver(
     """
     from marble.harmonise.bench import bench_solver
 
-    result = bench_solver(_numbers(k), repeats=repeats)
-    if as_json:
-        print_json(result)
-    else:
-        _show_solver(result)
+    numbers = _numbers(k)
+    _give(lambda: bench_solver(numbers, repeats=repeats), bench_tables.show_solver, as_json)
 
 
 @app.command("train")
 def train(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Default: studio."),
-    ] = None,
+    words: RecipeWords = None,
     rounds: Annotated[int, typer.Option(help="Epochs of each variant.", min=1)] = 9,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Images per second of MARBLE beside the plain weighted sum, and where the time goes.
@@ -87,34 +78,49 @@ def train(
     """
     from marble.training.bench import bench_train
 
-    recipe, overrides = split_overrides(words or [])
-    if len(recipe) > 1:
-        raise MarbleError(f"one recipe at a time; got {', '.join(recipe)}")
-    with stdout_kept(as_json):
-        result = bench_train(
-            recipe[0] if recipe else "studio",
-            overrides,
-            rounds=rounds,
-            device=check_device(device),
-        )
-    if as_json:
-        print_json(result)
-    else:
-        _show_train(result)
+    recipe, overrides = one_recipe(words)
+    device = check_device(device)
+    _give(
+        lambda: bench_train(recipe or "studio", overrides, rounds=rounds, device=device),
+        bench_tables.show_train,
+        as_json,
+    )
+
+
+@app.command("studio")
+def studio(
+    pictures: Annotated[int, typer.Option(help="Pictures a round.", min=1)] = 64,
+    rounds: Annotated[int, typer.Option(help="Figures are medians of so many.", min=1)] = 5,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Drawing and scoring with the studio, part by part, and the time to open its pipeline.
+
+    Examples:
+
+    - `marble bench studio`
+
+    - `marble bench studio --json > benchmarks/results/studio_speed.json`
+    """
+    from marble.training.bench_studio import bench_studio
+
+    device = check_device(device)
+    _give(
+        lambda: bench_studio(pictures=pictures, rounds=rounds, device=device),
+        bench_tables.show_studio,
+        as_json,
+    )
 
 
 @app.command("checkpoint")
 def checkpoint(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Default: studio."),
-    ] = None,
+    words: RecipeWords = None,
     every: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 10,
     rounds: Annotated[int, typer.Option(help="Epochs and saves, in turn.", min=1)] = 5,
     folder: Annotated[
         str | None, typer.Option(help="A folder on the disk to measure; default: temporary.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
     """What saving the exact state adds to the time of a run.
@@ -127,27 +133,32 @@ def checkpoint(
     """
     from marble.training.bench_checkpoint import bench_checkpoint
 
-    recipe, overrides = split_overrides(words or [])
-    if len(recipe) > 1:
-        raise MarbleError(f"one recipe at a time; got {', '.join(recipe)}")
-    with stdout_kept(as_json):
-        result = bench_checkpoint(
-            recipe[0] if recipe else "studio",
+    recipe, overrides = one_recipe(words)
+    device = check_device(device)
+    _give(
+        lambda: bench_checkpoint(
+            recipe or "studio",
             overrides,
             every=every,
             rounds=rounds,
             folder=folder,
-            device=check_device(device),
-        )
+            device=device,
+        ),
+        bench_tables.show_checkpoint,
+        as_json,
+    )
+
+
+def _give(
+    measure: Callable[[], dict[str, Any]], show: Callable[[dict[str, Any]], None], as_json: bool
+) -> None:
+    """Measures; then one JSON object and nothing else on stdout, or a table."""
+    with stdout_kept(as_json):
+        result = measure()
     if as_json:
         print_json(result)
-        return
-    Console().print(
-        f"A save takes {result['save_s']:.3f} s ({result['checkpoint_mb']:.1f} MB), a step "
-        f"{result['step_s']:.2f} s: every {every} steps that adds at most {result['added']:.2%} "
-        f"(target {result['target']:.0%}). The run waits for {result['blocked_s'] * 1e3:.0f} ms.",
-        highlight=False,
-    )
+    else:
+        show(result)
 
 
 def _numbers(text: str) -> list[int]:
@@ -160,80 +171,3 @@ def _numbers(text: str) -> list[int]:
             f"--k {text}: give different numbers of rewards, each at least 1, such as 5,64"
         )
     return numbers
-
-
-def _show_gradients(result: dict[str, Any]) -> None:
-    table = Table(title="all K gradients, in units of one ordinary backward", box=None)
-    for heading in ("K", "two passes", "ms", "K backwards", "ms", "Gram error"):
-        table.add_column(heading, justify="right")
-    for label, row in result["results"].items():
-        table.add_row(
-            label.removeprefix("K="),
-            f"{row['two_pass_ratio']:.2f}×",
-            f"{row['two_pass_ms']:.1f}",
-            f"{row['retained_ratio']:.1f}×",
-            f"{row['retained_ms']:.1f}",
-            f"{row['gram_relative_error']:.0e}",
-        )
-    setup = result["setup"]
-    console = Console()
-    console.print(table)
-    console.print(
-        f"One ordinary backward: {result['ordinary_ms']:.1f} ms. {setup['model']}, batch "
-        f"{setup['batch']} × {setup['tokens']} tokens; {result['device']}, "
-        f"{result['threads']} threads, torch {result['versions']['torch']}; medians of "
-        f"{setup['repeats']} rounds. The forward is not timed.",
-        highlight=False,
-    )
-
-
-def _show_solver(result: dict[str, Any]) -> None:
-    table = Table(title="min-norm point of K unit gradients that conflict", box=None)
-    for heading in ("K", "solver", "ms", "worst gap", "worst cosine"):
-        table.add_column(heading, justify="left" if heading == "solver" else "right")
-    for row in result["results"]:
-        table.add_row(
-            str(row["k"]),
-            row["solver"],
-            f"{row['median_ms']:.2f}",
-            f"{row['worst_gap']:.0e}",
-            f"{row['worst_cosine']:+.1e}",
-        )
-    console = Console()
-    console.print(table)
-    console.print(
-        f"Medians of {result['repeats']} Gram matrices. A negative cosine means that the direction "
-        "makes a reward worse.",
-        highlight=False,
-    )
-
-
-def _show_train(result: dict[str, Any]) -> None:
-    speeds = Table(title="training, by the weighted sum's speed", box=None)
-    for heading in ("method", "images/s", "ratio", "target"):
-        speeds.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, speed in result["images_per_s"].items():
-        ratio, target = result["ratio"].get(name, 1.0), result["target"].get(name)
-        shown = "" if target is None else f"≥ {target:.2f}"
-        speeds.add_row(name, f"{speed:.2f}", f"{ratio:.3f}", shown)
-    kinds = result["profile"]
-    phases = Table(title="where the time goes", box=None)
-    phases.add_column("phase")
-    for kind in kinds:
-        phases.add_column(f"{kind} epoch", justify="right")
-        phases.add_column("share", justify="right")
-    for phase in next(iter(kinds.values())):
-        cells = []
-        for seconds in kinds.values():
-            cells += [f"{seconds[phase]:.2f} s", f"{seconds[phase] / seconds['whole']:.0%}"]
-        phases.add_row(phase, *cells)
-    setup = result["setup"]
-    console = Console()
-    console.print(speeds)
-    console.print(phases)
-    console.print(
-        f"Recipe {setup['recipe']}, {setup['images_per_epoch']} images an epoch, "
-        f"{len(setup['rewards'])} rewards; {result['device']}, {result['threads']} threads, torch "
-        f"{result['versions']['torch']}; medians of {setup['rounds']} alternating rounds.",
-        highlight=False,
-    )

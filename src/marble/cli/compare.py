@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from marble.cli.common import print_json, stdout_kept, table_console
+from marble.cli.options import Json
 
 
 def compare(
@@ -16,7 +17,7 @@ def compare(
     paper: Annotated[
         bool, typer.Option("--paper", help="The paper's Table 1; takes `eval --json` files too.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """One table for several runs: every score, composite, joint rates, harmony, time.
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from marble.cli.common import print_json, split_overrides
-from marble.errors import MarbleError
+from marble.cli.common import print_json
+from marble.cli.options import Json, RecipeWords, one_recipe
 
 INDENT = " " * 10
 
 
 def doctor(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE] [KEY=VALUE]...", help="The recipe to check (default: studio)."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    words: RecipeWords = None,
+    as_json: Json = False,
 ) -> None:
     """Say whether this machine can run a recipe, what is missing, and how to get it.
 
@@ -34,10 +29,8 @@ def doctor(
     """
     from marble.doctor import examine
 
-    plain, overrides = split_overrides(words or [])
-    if len(plain) > 1:
-        raise MarbleError(f"one recipe at a time; got {', '.join(plain)}")
-    name = plain[0] if plain else "studio"
+    recipe, overrides = one_recipe(words)
+    name = recipe or "studio"
     checks = examine(name, overrides)
     missing = [check for check in checks if not check.ok]
     if as_json:

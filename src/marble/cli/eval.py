@@ -16,6 +16,7 @@ from marble.cli.common import (
     stdout_kept,
     table_console,
 )
+from marble.cli.options import Device, Json
 
 
 def evaluate(
@@ -30,8 +31,8 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", help="Folder for the pictures and their scores."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Score held-out prompts with fixed seeds: every reward, with intervals and by source.
 

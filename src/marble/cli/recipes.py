@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from marble.cli.common import print_json, split_overrides, table_console
+from marble.cli.common import print_json, table_console
+from marble.cli.options import Json, one_recipe
 
 
 def recipes(
@@ -15,7 +16,7 @@ def recipes(
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Show this recipe, resolved."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
     fields: Annotated[
         bool, typer.Option("--fields", help="Every field, its type, default and meaning.")
     ] = False,
@@ -35,9 +36,9 @@ def recipes(
     if fields:
         typer.echo(reference())
         return
-    plain, overrides = split_overrides(words or [])
-    if plain:
-        recipe = load_recipe(plain[0], overrides)
+    name, overrides = one_recipe(words)
+    if name or overrides:
+        recipe = load_recipe(name or "studio", overrides)
         if as_json:
             print_json(recipe.model_dump(mode="json"))
         else:
@@ -50,6 +51,6 @@ def recipes(
     table = Table(box=None, header_style="dim")
     table.add_column("recipe")
     table.add_column("what it is for")
-    for name, about in found.items():
-        table.add_row(name, about)
+    for known, about in found.items():
+        table.add_row(known, about)
     table_console().print(table)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import check_device, find_policy, make_folder, print_json, stdout_kept
+from marble.cli.options import Device, Json
 from marble.errors import MarbleError
 
 
@@ -36,8 +37,8 @@ def sample(
     scale: Annotated[
         int, typer.Option(min=1, help="Enlarge the PNGs so many times (nearest).")
     ] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Draw pictures with a trained or an untouched model.
 

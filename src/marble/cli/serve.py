@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from marble.cli.options import Device
 from marble.errors import MarbleError
 
 
@@ -20,7 +21,7 @@ def serve(
         str, typer.Option(help="Address to listen on; other than loopback needs a key.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8765,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
+    device: Device = None,
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable that holds the API key.")
     ] = "MARBLE_API_KEY",

@@ -10,23 +10,19 @@ from typing import Annotated
 
 import typer
 
-from marble.cli.common import check_device, split_overrides
+from marble.cli.common import check_device
+from marble.cli.options import Device, RecipeWords, one_recipe
 from marble.errors import MarbleError
 
 
 def train(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RECIPE] [KEY=VALUE]...", help="A recipe (default: studio) and changes to it."
-        ),
-    ] = None,
+    words: RecipeWords = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-TIME.")] = None,
     resume: Annotated[
         Path | None,
         typer.Option(help="Go on with the run in this folder, exactly where it was."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
+    device: Device = None,
 ) -> None:
     """Train a model on all rewards of a recipe at once.
 
@@ -44,18 +40,16 @@ def train(
     """
     from marble.recipe import load_recipe
 
-    plain, overrides = split_overrides(words or [])
-    if len(plain) > 1:
-        raise MarbleError(f"one recipe at a time; got {', '.join(plain)}")
+    name, overrides = one_recipe(words)
     if resume is not None:
-        if plain or out is not None:
+        if name or out is not None:
             raise MarbleError("--resume takes the recipe and the folder of the run it goes on with")
         if not (resume / "config.yaml").is_file():
             raise MarbleError(f"{resume}: not a run folder (it has no config.yaml)")
         recipe = load_recipe(str(resume / "config.yaml"), overrides)
         folder = resume
     else:
-        recipe = load_recipe(plain[0] if plain else "studio", overrides)
+        recipe = load_recipe(name or "studio", overrides)
         folder = out or Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     from marble.training.run import train as run

@@ -1,0 +1,120 @@
+"""What `marble bench` prints for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show_gradients(result: dict[str, Any]) -> None:
+    table = Table(title="all K gradients, in units of one ordinary backward", box=None)
+    for heading in ("K", "two passes", "ms", "K backwards", "ms", "Gram error"):
+        table.add_column(heading, justify="right")
+    for label, row in result["results"].items():
+        table.add_row(
+            label.removeprefix("K="),
+            f"{row['two_pass_ratio']:.2f}×",
+            f"{row['two_pass_ms']:.1f}",
+            f"{row['retained_ratio']:.1f}×",
+            f"{row['retained_ms']:.1f}",
+            f"{row['gram_relative_error']:.0e}",
+        )
+    setup = result["setup"]
+    console = Console()
+    console.print(table)
+    console.print(
+        f"One ordinary backward: {result['ordinary_ms']:.1f} ms. {setup['model']}, batch "
+        f"{setup['batch']} × {setup['tokens']} tokens; {result['device']}, "
+        f"{result['threads']} threads, torch {result['versions']['torch']}; medians of "
+        f"{setup['repeats']} rounds. The forward is not timed.",
+        highlight=False,
+    )
+
+
+def show_solver(result: dict[str, Any]) -> None:
+    table = Table(title="min-norm point of K unit gradients that conflict", box=None)
+    for heading in ("K", "solver", "ms", "worst gap", "worst cosine"):
+        table.add_column(heading, justify="left" if heading == "solver" else "right")
+    for row in result["results"]:
+        table.add_row(
+            str(row["k"]),
+            row["solver"],
+            f"{row['median_ms']:.2f}",
+            f"{row['worst_gap']:.0e}",
+            f"{row['worst_cosine']:+.1e}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Medians of {result['repeats']} Gram matrices. A negative cosine means that the direction "
+        "makes a reward worse.",
+        highlight=False,
+    )
+
+
+def show_train(result: dict[str, Any]) -> None:
+    speeds = Table(title="training, by the weighted sum's speed", box=None)
+    for heading in ("method", "images/s", "ratio", "target"):
+        speeds.add_column(heading, justify="left" if heading == "method" else "right")
+    for name, speed in result["images_per_s"].items():
+        ratio, target = result["ratio"].get(name, 1.0), result["target"].get(name)
+        shown = "" if target is None else f"≥ {target:.2f}"
+        speeds.add_row(name, f"{speed:.2f}", f"{ratio:.3f}", shown)
+    kinds = result["profile"]
+    phases = Table(title="where the time goes", box=None)
+    phases.add_column("phase")
+    for kind in kinds:
+        phases.add_column(f"{kind} epoch", justify="right")
+        phases.add_column("share", justify="right")
+    for phase in next(iter(kinds.values())):
+        cells = []
+        for seconds in kinds.values():
+            cells += [f"{seconds[phase]:.2f} s", f"{seconds[phase] / seconds['whole']:.0%}"]
+        phases.add_row(phase, *cells)
+    setup = result["setup"]
+    console = Console()
+    console.print(speeds)
+    console.print(phases)
+    console.print(
+        f"Recipe {setup['recipe']}, {setup['images_per_epoch']} images an epoch, "
+        f"{len(setup['rewards'])} rewards; {result['device']}, {result['threads']} threads, torch "
+        f"{result['versions']['torch']}; medians of {setup['rounds']} alternating rounds.",
+        highlight=False,
+    )
+
+
+def show_studio(result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['setup']['pictures']} pictures, drawn and scored", box=None)
+    table.add_column("part")
+    for heading in ("seconds", "share"):
+        table.add_column(heading, justify="right")
+    total = result["seconds"]["total"]
+    for part, seconds in result["seconds"].items():
+        table.add_row(part, f"{seconds:.2f}", f"{seconds / total:.0%}")
+    opening, setup, target = result["opening"], result["setup"], result["target"]
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Target: under {target['total_s']:g} s in total. Opening the pipeline in a fresh process "
+        f"with stock diffusers: {opening['pipeline_s']:.2f} s (target: under "
+        f"{target['pipeline_s']:g} s), after {opening['imports_s']:.1f} s of imports.",
+        highlight=False,
+    )
+    console.print(
+        f"{setup['steps']} steps; {result['device']}, {result['threads']} threads, torch "
+        f"{result['versions']['torch']}; medians of {setup['rounds']} rounds, "
+        f"{result['cpu_s']:.1f} s of processor time each.",
+        highlight=False,
+    )
+
+
+def show_checkpoint(result: dict[str, Any]) -> None:
+    Console().print(
+        f"A save takes {result['save_s']:.3f} s ({result['checkpoint_mb']:.1f} MB), a step "
+        f"{result['step_s']:.2f} s: every {result['setup']['every']} steps that adds at most "
+        f"{result['added']:.2%} (target {result['target']:.0%}). The run waits for "
+        f"{result['blocked_s'] * 1e3:.0f} ms.",
+        highlight=False,
+    )
