@@ -81,7 +81,7 @@ def refine(
     average = WeightAverage([model], decay=0.98)
     optimiser = torch.optim.AdamW(model.parameters(), lr=peak_lr, betas=(0.9, 0.99), weight_decay=0)
     empty = empty.to(device)
-    shown = 0.0
+    shown: float | None = None
     for step, index in enumerate(batches(len(latents), batch, 3, latents.device)):
         done = budget.fraction(step)
         if done >= 1:
@@ -107,7 +107,7 @@ def refine(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         average.update(step)
-        shown += 0.05 * (loss.item() - shown)
+        shown = loss.item() if shown is None else shown + 0.05 * (loss.item() - shown)
         if step % 50 == 0:
             print(f"refine {step:6d}  {done:4.0%}  loss {shown:.4f}", flush=True)
     average.copy_to_live()
