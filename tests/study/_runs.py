@@ -9,7 +9,19 @@ from pathlib import Path
 import yaml
 from PIL import Image
 
+from marble.study import Cell, Study
+
 REWARDS = ("a", "b")
+BASE = {
+    "a": [0.0, 2.0] * 5,  # std 1
+    "b": [0.0, 4.0] * 4 + [None, None],  # std 2, applies to eight
+    "h": [1.0] * 10,
+}
+
+
+def moved(a=0.0, b=0.0, h=0.0):
+    shift = {"a": a, "b": b, "h": h}
+    return {n: [None if v is None else v + shift[n] for v in values] for n, values in BASE.items()}
 
 
 def make_run(
@@ -75,3 +87,15 @@ def _write_index(where: Path, scores: Mapping[str, Sequence[float | None]], valu
 def _mean(values: Sequence[float | None]) -> float:
     known = [v for v in values if v is not None]
     return sum(known) / len(known)
+
+
+def make_study(tmp_path, gains, seeds=(0, 1), settings=("",)) -> Study:
+    """gains: cell → gain of reward a for each seed."""
+    cells = []
+    for setting in settings:
+        for name, values in gains.items():
+            for seed, value in zip(seeds, values):
+                cells.append(Cell(name, seed, (), setting))
+                if value is not None:
+                    make_run(tmp_path / cells[-1].folder, BASE, moved(a=value, b=2.0))
+    return Study("mine", "A study.", "studio", cells)

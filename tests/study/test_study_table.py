@@ -7,24 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _runs import make_run
+from _runs import BASE, make_run, make_study, moved
 
 from marble.errors import MarbleError
-from marble.study import Cell, Failure, Study, study_table, write_tables
+from marble.study import Cell, Failure, study_table, write_tables
 from marble.study.measure import measure
 from marble.study.statistics import agreement, over_seeds, paired
-
-BASE = {
-    "a": [0.0, 2.0] * 5,  # std 1
-    "b": [0.0, 4.0] * 4 + [None, None],  # std 2, applies to eight
-    "h": [1.0] * 10,
-}
-
-
-def moved(a=0.0, b=0.0, h=0.0):
-    shift = {"a": a, "b": b, "h": h}
-    return {n: [None if v is None else v + shift[n] for v in values] for n, values in BASE.items()}
-
 
 # -- one run -----------------------------------------------------------------------------------
 
@@ -109,18 +97,6 @@ def test_agreement_of_seeds():
 
 
 # -- a study -------------------------------------------------------------------------------------
-
-
-def make_study(tmp_path, gains, seeds=(0, 1), settings=("",)) -> Study:
-    """gains: cell → gain of reward a for each seed."""
-    cells = []
-    for setting in settings:
-        for name, values in gains.items():
-            for seed, value in zip(seeds, values):
-                cells.append(Cell(name, seed, (), setting))
-                if value is not None:
-                    make_run(tmp_path / cells[-1].folder, BASE, moved(a=value, b=2.0))
-    return Study("mine", "A study.", "studio", cells)
 
 
 def test_rows_ranks_and_the_leader(tmp_path):
