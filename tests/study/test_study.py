@@ -1,10 +1,13 @@
-"""Study files: those that ship load; mistakes give one line; finished cells become one table."""
+"""Study files: those that ship load and hold what they promise; mistakes give one line."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from marble.errors import MarbleError
+from marble.recipe import load_recipe
 from marble.study import load_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -15,6 +18,59 @@ def test_shipped_studies_load(path):
     study = load_study(path)
     assert len({cell.folder for cell in study.cells}) == len(study.cells)
     assert all(any(w == f"train.seed={c.seed}" for w in c.overrides) for c in study.cells)
+
+
+def recipes(name, setting=None):
+    """cell → recipe of a shipped study, for its first seed."""
+    study = load_study(STUDIES / f"{name}.yaml")
+    chosen = [c for c in study.cells if c.seed == 0 and setting in (None, c.setting)]
+    return {c.name: load_recipe(study.recipe, list(c.overrides)) for c in chosen}
+
+
+def test_the_paper_study_has_all_of_the_paper():
+    study = load_study(STUDIES / "paper.yaml")
+    assert len({c.seed for c in study.cells}) >= 3
+    cells = recipes("paper")
+    assert len({(r.train.steps, r.samples_per_epoch) for r in cells.values()}) == 1
+    balances = [recipe.balance for recipe in cells.values()]
+    singles = {b.reward for b in balances if b.method == "single"}
+    assert singles == set(cells["marble"].rewards.names)
+    methods = {b.method for b in balances}
+    assert methods >= {"weighted_sum", "dropout", "sequential", "gdpo", "uniform", "mgda"}
+    weights = cells["weights-1-1-1-2-2"].rewards.weights
+    assert sorted(weights) == [1, 1, 1, 2, 2]
+    published = [b for b in balances if b.method == "marble"]
+    assert {b.every for b in published} >= {1, 5, 10, 20}
+    assert {b.rho for b in published} >= {0, 0.1, 0.3, 0.5, 0.7, 0.9}
+    assert {b.amortise for b in published} == {"paper", "normalised"}
+    assert any(b.consolidate for b in published) and any(not b.masks for b in published)
+
+
+def test_the_stress_study_reaches_from_2_to_32_rewards():
+    study = load_study(STUDIES / "stress.yaml")
+    counts = {}
+    for cell in study.cells:
+        if (cell.name, cell.seed) == ("uniform", 0):
+            rewards = load_recipe(study.recipe, list(cell.overrides)).rewards
+            counts[cell.setting] = len(rewards.train)
+            assert set(study.judge) & set(rewards.names)
+    assert list(counts) == study.settings
+    assert (min(counts.values()), max(counts.values())) == (2, 32)
+
+
+@pytest.mark.parametrize("name", ["paper", "beyond"])
+def test_every_cell_can_be_balanced(name):
+    """What a recipe cannot know is found out when its Balancer is made: here, not in a study."""
+    from marble.study.toy.model import ToyAdapter
+    from marble.training.setup import build_balancer
+
+    adapter = ToyAdapter()
+    adapter.add_lora(2, 4)
+    optimizer = torch.optim.AdamW(adapter.lora_parameters().values())
+    for recipe in recipes(name).values():
+        if recipe.balance.progress.units == "std":  # ranges would load every reward
+            model = SimpleNamespace(transformer=adapter.transformer)
+            assert build_balancer(recipe, model, optimizer).names == recipe.rewards.names
 
 
 def test_settings_of_a_cell_come_after_the_common_ones(tmp_path):
@@ -33,9 +89,15 @@ def test_settings_of_a_cell_come_after_the_common_ones(tmp_path):
     ("text", "said"),
     [
         ("cells: [a]", "needs `cells`"),
-        ("cells: {a: {}}\nseed: 1", "unknown key seed"),
+        ("cells: {a: {}}\nseed: 1", "unknown key seed; did you mean seeds"),
         ("cells: {a: {balance.methd: marble}}", "cell a"),
         ("cells: {a: [", "not YAML"),
+        ("cells: {a: {}}\nseeds: 3", "list of whole numbers"),
+        ("cells: {a: {}}\njudge: [nobody]", "no cell trains on nobody"),
+        ("cells: {a: {}}\nshow: [b]", "there is no cell b"),
+        ("cells: {a: {}}\ntrainer: other", "choose one of marble, toy"),
+        ("cells: {a: {}}\nsettings: {s: {optim.lrr: 1}}", "setting s, cell a"),
+        ("cells: {a: uniform}", "mapping of name to overrides"),
     ],
 )
 def test_mistakes_are_one_error(tmp_path, text, said):
@@ -48,3 +110,17 @@ def test_mistakes_are_one_error(tmp_path, text, said):
 def test_a_missing_file(tmp_path):
     with pytest.raises(MarbleError, match="no such study"):
         load_study(tmp_path / "none.yaml")
+
+
+def test_settings_times_cells_times_seeds(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "common: {train.steps: 9}\nseeds: [0, 1]\n"
+        "settings: {x: {optim.lr: 0.1, train.steps: 8}, y: }\n"
+        "cells: {a: {optim.lr: 0.2}, b: }"
+    )
+    study = load_study(file)
+    assert study.settings == ["x", "y"] and study.names == ["a", "b"] and len(study.cells) == 8
+    first = study.cells[0]
+    assert first.folder == "x-a-seed0"
+    assert "optim.lr=0.2" in first.overrides and "train.steps=8" in first.overrides
