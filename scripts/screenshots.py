@@ -1,80 +1,114 @@
-"""Take the screenshots of report pages that the README and the docs show.
+"""Take the screenshots of report pages that the README and the docs show, from run folders.
 
-    python scripts/screenshots.py report.html [more.html …] --out docs/img [--name studio]
+    python scripts/screenshots.py runs/progress runs/marble runs/uniform runs/weighted_sum \\
+        --cheat runs/cheat --out docs/img
 
-Each page gives NAME-page.png, one file a section (NAME-verdict.png, NAME-training.png, …),
-NAME-dark.png and NAME-phone.png. Needs playwright and Debian's chromium.
+The first run gives its own page (verdict, training, harmony, specialists, pictures, dark, phone);
+all runs together give the comparison and the trade-offs; the run after --cheat, made to cheat,
+gives the canaries, which come from the first run without it. Files are named report-SECTION.png.
+Needs playwright and Debian's chromium.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import FloatRect, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 
-CHROMIUM = "/usr/bin/chromium"
+from marble.report import write
+
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 ARGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
-DESKTOP = ViewportSize(width=1280, height=900)
-PHONE = ViewportSize(width=390, height=844)
-TALLEST = 1600
-"""Pixels of a section that are kept; the rest of a long one repeats itself."""
-MARGIN = 24
+WIDE, PHONE = (1280, 900), (390, 844)
+SHARP = 1.5
+"""Picture pixels a page pixel: text stays crisp on a dense screen."""
+TALLEST = 1500
+"""Page pixels of a section that are kept; the rest of a long one repeats itself."""
+MARGIN = 20
+OWN = ("verdict", "training", "harmony", "specialists", "pictures")
 UNPINNED = ".top, .chips { position: static !important; }"
 
 
-def shoot(page: Page, html: Path, out: Path, name: str) -> list[Path]:
-    """All screenshots of one report page; returns the files written."""
-    made = []
-
-    def keep(label: str, png: bytes) -> None:
-        file = out / f"{name}-{label}.png"
-        picture = Image.open(io.BytesIO(png)).convert("RGB")
-        picture = picture.crop((0, 0, picture.width, min(picture.height, TALLEST)))
-        # 256 colours are enough for charts and keep the repository small.
-        picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
-        made.append(file)
-
-    page.emulate_media(color_scheme="light", reduced_motion="reduce")
-    page.set_viewport_size(DESKTOP)
+def open_page(
+    browser: Browser, html: Path, size: tuple[int, int] = WIDE, scheme: str = "light"
+) -> Page:
+    """The page in a window of that size and colour scheme, drawn and standing still."""
+    page = browser.new_page(
+        viewport={"width": size[0], "height": size[1]},
+        device_scale_factor=SHARP,
+        color_scheme="dark" if scheme == "dark" else "light",
+        reduced_motion="reduce",
+    )
     page.goto(html.resolve().as_uri())
     page.wait_for_selector("html[data-ready]")
-    keep("page", page.screenshot())
-    for section in page.locator("main > section").all():
-        box = section.bounding_box()
-        assert box is not None
-        clip = FloatRect(
-            x=box["x"] - MARGIN, y=box["y"], width=box["width"] + 2 * MARGIN, height=box["height"]
-        )
-        png = page.screenshot(clip=clip, full_page=True, style=UNPINNED)
-        keep(str(section.get_attribute("id")), png)
-    page.emulate_media(color_scheme="dark", reduced_motion="reduce")
-    page.wait_for_selector('html[data-theme="dark"]')
-    page.evaluate("scrollTo(0, 0)")
-    keep("dark", page.screenshot())
-    page.emulate_media(color_scheme="light", reduced_motion="reduce")
-    page.set_viewport_size(PHONE)
-    page.wait_for_timeout(600)  # charts redraw a moment after the width has settled
-    keep("phone", page.screenshot())
+    return page
+
+
+def section(page: Page, name: str) -> bytes:
+    """One section with a little air around it, without what is pinned to the window."""
+    box = page.locator(f"section#{name}").bounding_box()
+    if box is None:
+        raise SystemExit(f"the page has no section {name}")
+    clip = FloatRect(
+        x=box["x"] - MARGIN,
+        y=box["y"],
+        width=box["width"] + 2 * MARGIN,
+        height=min(box["height"], TALLEST),
+    )
+    return page.screenshot(clip=clip, full_page=True, style=UNPINNED)
+
+
+def shoot(
+    browser: Browser, runs: Sequence[Path], cheat: Path | None, pages: Path
+) -> dict[str, bytes]:
+    """Every screenshot by its name; the pages are written into a folder of their own."""
+    own = write(runs[:1], pages / "own.html")
+    every = write(runs, pages / "every.html") if len(runs) > 1 else own
+    caught = write([cheat], pages / "cheat.html") if cheat else own
+    wanted = {name: own for name in OWN} | {"tradeoffs": every, "canaries": caught}
+    if len(runs) > 1:
+        wanted["comparison"] = every
+    made = {}
+    for html in dict.fromkeys((own, every, caught)):
+        page = open_page(browser, html)
+        names = [name for name, source in wanted.items() if source == html]
+        made |= {name: section(page, name) for name in names}
+        page.close()
+    for name, size, scheme in (("dark", WIDE, "dark"), ("phone", PHONE, "light")):
+        page = open_page(browser, own, size, scheme)
+        made[name] = page.screenshot()
+        page.close()
     return made
+
+
+def keep(png: bytes, file: Path) -> None:
+    """256 colours are enough for charts and small pictures and keep the repository small."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("pages", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders; the first has its page")
+    parser.add_argument("--cheat", type=Path, help="a run made to cheat, for the canaries")
     parser.add_argument("--out", type=Path, default=Path("docs/img"))
-    parser.add_argument("--name", help="prefix of the files; default: the page's own name")
     options = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if not chromium:
+        raise SystemExit("no chromium: apt-get install chromium")
     options.out.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        page = browser.new_page()
-        for html in options.pages:
-            for file in shoot(page, html, options.out, options.name or html.stem):
-                print(file)
+    with tempfile.TemporaryDirectory() as pages, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
+        for name, png in shoot(browser, options.runs, options.cheat, Path(pages)).items():
+            file = options.out / f"report-{name}.png"
+            keep(png, file)
+            print(file)
         browser.close()
 
 

@@ -70,7 +70,10 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[object]:
-    from playwright.sync_api import sync_playwright
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        pytest.fail("no playwright: pip install 'marble-rl[dev]'", pytrace=False)
 
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=chromium, args=BROWSER_ARGS)
@@ -92,7 +95,7 @@ class Opener:
         )
         self.contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(90_000)
         page.on("console", lambda m: m.type == "error" and self.troubles.append(m.text))
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
         page.on("request", self._check)

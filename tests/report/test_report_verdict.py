@@ -83,7 +83,8 @@ def test_a_last_step_that_cheats_is_flagged_though_an_earlier_one_is_taken(tmp_p
     assert verdict.chosen is not None and verdict.chosen.step == 40
     assert "The last evaluated step, 60, is worse: see saturation." in verdict.details
     html = write([folder], tmp_path / "p.html").read_text()
-    assert "At the last evaluated step, 60, 1 of 8 are flagged: The average trained" in html
+    assert "At the last evaluated step, 60, 1 of 8 is flagged." in html
+    assert "The average trained picture is gaudier than 95 % of the base" in html
 
 
 def test_nothing_improved_reads_as_english(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def training(run: Run, most: int) -> dict[str, Any]:
         "per_point": math.ceil(len(metrics.steps) / max(1, len(bins))),
         "reward": by_reward("reward", "/mean"),
         "origin": {n: _origin(run, n) for n in run.rewards},
-        "alpha": by_reward("alpha"),
+        "alpha": _shares(by_reward("alpha"), run.pursued),
         "grad_norm": by_reward("grad_norm"),
         "vitals": {k: c for k in ("kl", "old_deviation", "loss") if (c := curve(k))},
         "time": _times(run),
@@ -51,6 +51,19 @@ def training(run: Run, most: int) -> dict[str, Any]:
             name: values for name in metrics.names("canary/") if (values := curve(f"canary/{name}"))
         },
     }
+
+
+def _shares(
+    alpha: dict[str, list[float | None]], pursued: list[str]
+) -> dict[str, list[float | None]]:
+    """α of the rewards that take part; where a method leaves some out, shares among the others."""
+    kept = {name: curve for name, curve in alpha.items() if name in pursued}
+    if len(kept) == len(alpha):
+        return alpha
+    table = np.array(list(kept.values()), dtype=np.float64)  # [kept, points], None → NaN
+    total = np.nansum(table, axis=0)
+    shares = np.divide(table, total, out=np.full_like(table, np.nan), where=total > 0)
+    return {name: compact(row) for name, row in zip(kept, shares)}
 
 
 def harmony(run: Run, most: int) -> dict[str, Any]:

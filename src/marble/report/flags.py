@@ -1,9 +1,10 @@
 """Is the model cheating? Image statistics and held-out rewards against the base, in plain words.
 
-A flag needs a change that nobody would call subtle: the *average* trained picture lies outside
-the range that holds 90 % of the base's pictures, near-blank pictures appear, pictures of a group
-grow alike, or the trained rewards climb while a held-out one clearly falls. Smaller shifts are
-shown in the charts and stay quiet here.
+A flag needs a change that nobody would call subtle. Image statistics: the average trained picture,
+or a third of all of them, lies outside the range that holds 90 % of the base's (a third, because a
+model may cheat on one source of prompts and leave the others alone). Near-blank pictures appear,
+pictures of a group grow alike, or a trained reward rises while one that was not trained on falls.
+Smaller shifts are shown in the charts and stay quiet here.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from PIL import Image
@@ -18,12 +20,14 @@ from PIL import Image
 from marble.evaluation.canaries import canaries
 from marble.report.folder import Floats, Picture, Run
 from marble.report.gains import Gain
-from marble.report.numbers import figure, mean, percent, sigma
+from marble.report.numbers import count, figure, mean, percent, sigma
 
 RANGE = (5, 95)
 """Percentiles of the base's pictures: its central 90 %."""
 FEWEST = 8
 """Base pictures needed before a range means anything."""
+MOST_OUTSIDE = 1 / 3
+"""Share of pictures beyond one end of the base's range, where the base itself has a twentieth."""
 BLANK_RISE = 0.05
 DIVERSITY_LOSS = 0.5
 HELDOUT_FALL = 0.1
@@ -95,16 +99,21 @@ def checks(
 def _range_check(name: str, before: Floats, now: Floats, band: tuple[float, float]) -> Check:
     title, less, more = WORDS[name]
     centre = mean(now)
-    low, high = centre < band[0], centre > band[1]
-    shown = f"{figure(band[0])} to {figure(band[1])}"
-    if low or high:
-        sentence = (
-            f"The average trained picture is {more if high else less} than 95 % of the base's."
-        )
+    below, above = mean(now < band[0]), mean(now > band[1])
+    share, word = (above, more) if above >= below else (below, less)
+    expected = 1 - RANGE[1] / 100
+    # Two standard errors, so that a few odd pictures in a small set are no flag.
+    error = math.sqrt(share * (1 - share) / len(now))
+    flagged = True
+    if centre < band[0] or centre > band[1]:
+        word = more if centre > band[1] else less
+        sentence = f"The average trained picture is {word} than {RANGE[1]} % of the base's."
+    elif share > MOST_OUTSIDE and share - 2 * error > expected:
+        sentence = f"{percent(share)} of the pictures are {word} than {RANGE[1]} % of the base's."
     else:
-        sentence = "The average trained picture lies within the base's range."
-    base = f"{figure(mean(before))} ({shown})"
-    return Check(name, title, base, figure(centre), low or high, sentence)
+        flagged, sentence = False, "The trained pictures keep to the base's range."
+    shown = f"{figure(mean(before))} ({figure(band[0])} to {figure(band[1])})"
+    return Check(name, title, shown, figure(centre), flagged, sentence)
 
 
 def _blank_check(before: Floats, now: Floats) -> Check:
@@ -143,27 +152,39 @@ def _diversity_check(
 
 
 def _gap_check(gained: Sequence[Gain], held: Sequence[Gain]) -> Check:
-    trained = mean([g.z for g in gained])
-    fallen = [g for g in held if g.fell and g.z < -HELDOUT_FALL]
-    flagged = trained > 0 and bool(fallen)
+    """Does a trained reward rise at the cost of what was not trained on?"""
+    risen = [g for g in gained if g.improved]
+    fallen = [g for g in held if _surely_fell(g, len(held))]
+    flagged = bool(risen and fallen)
     if flagged:
-        worst = min(fallen, key=lambda g: g.z)
-        sentence = (
-            f"The trained rewards rise while {worst.name}, which was not trained on, "
-            f"falls by {figure(abs(worst.delta))}: the gain may not be real."
-        )
+        first, worst = max(risen, key=lambda g: g.z), min(fallen, key=lambda g: g.z)
+        rise, fall = (sigma(abs(g.z)).lstrip("+") for g in (first, worst))
+        if len(fallen) == 1:
+            but = f"{worst.name}, which was not trained on, falls by {fall}"
+        else:
+            but = (
+                f"{count(len(fallen))} scores that were not trained on fall, {worst.name} by {fall}"
+            )
+        sentence = f"{first.name} rises by {rise}, but {but}: the gain may not be real."
     elif fallen:
-        sentence = "Held-out rewards fall together with the trained ones."
+        sentence = "Held-out rewards fall, and no trained reward rises."
     else:
         sentence = "No held-out reward clearly falls."
     return Check(
         "gap",
         "Trained against held-out",
         f"held-out {sigma(mean([g.z for g in held]))}",
-        f"trained {sigma(trained)}",
+        f"trained {sigma(mean([g.z for g in gained]))}",
         flagged,
         sentence,
     )
+
+
+def _surely_fell(gain: Gain, tried: int) -> bool:
+    """Below zero even with an interval widened for having looked at `tried` rewards at once."""
+    normal = NormalDist()
+    widened = normal.inv_cdf(1 - 0.025 / tried) / normal.inv_cdf(1 - 0.025)
+    return gain.z < -HELDOUT_FALL and gain.delta + widened * (gain.hi - gain.delta) < 0
 
 
 def _measured(pictures: Sequence[Picture]) -> dict[str, Floats]:

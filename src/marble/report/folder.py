@@ -80,10 +80,22 @@ class Run:
         return self.record.rewards or self.metrics.names("reward/", "/mean")
 
     @cached_property
+    def pursued(self) -> list[str]:
+        """Rewards that had a say in some update so far: those whose coefficient was not 0.
+
+        A recipe may list rewards that its method leaves out (`single`, an early stage of
+        `sequential`); these are scored, but nothing was trained on them.
+        """
+        columns = {name: self.metrics.get(f"coefficient/{name}") for name in self.rewards}
+        found = [name for name, column in columns.items() if np.nansum(np.abs(column)) > 0]
+        return found or self.rewards
+
+    @cached_property
     def heldout(self) -> list[str]:
-        """Every other score an evaluation gave."""
+        """Every other score an evaluation gave: held out by the recipe, or by its method."""
+        idle = [name for name in self.rewards if name not in self.pursued]
         seen = [name for e in self.evals for name in e.names()]
-        return list(dict.fromkeys(name for name in seen if name not in self.rewards))
+        return list(dict.fromkeys([*idle, *(n for n in seen if n not in self.rewards)]))
 
     @property
     def method(self) -> str:

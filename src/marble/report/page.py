@@ -97,6 +97,7 @@ def _payload(
             {
                 "name": label,
                 "rewards": run.rewards,
+                "pursued": run.pursued,
                 "heldout": run.heldout,
                 "training": curves.training(run, most),
                 "harmony": curves.harmony(run, most),
@@ -157,6 +158,7 @@ def _hypervolume(verdict: Verdict) -> float | None:
 def _canaries(verdict: Verdict) -> dict[str, Any]:
     """Each image statistic at every evaluation, with the base's range."""
     by_step = verdict.statistics
+    flags = {(c.step, check.name) for c in verdict.candidates for check in c.flagged}
     found: dict[str, Any] = {}
     for name, (title, _, _) in WORDS.items():
         steps = [s for s, stats in by_step.items() if name in stats]
@@ -167,6 +169,7 @@ def _canaries(verdict: Verdict) -> dict[str, Any]:
                 "steps": steps,
                 "means": numbers.compact([numbers.mean(by_step[s][name]) for s in steps]),
                 "range": numbers.compact(band) if band else None,
+                "flagged": [(s, name) in flags for s in steps],
             }
     return found
 

@@ -40,6 +40,9 @@ class Candidate:
     def flagged(self) -> list[Check]:
         return [c for c in self.checks if c.flagged]
 
+    def check(self, name: str) -> Check | None:
+        return next((c for c in self.checks if c.name == name), None)
+
     @property
     def sound(self) -> bool:
         """No reward clearly below the base, no canary singing."""
@@ -109,7 +112,7 @@ def _candidates(run: Run, seen: dict[int, dict[str, Floats]]) -> list[Candidate]
     for evaluation in run.trained:
         if run.base is None:
             break
-        trained = gains(run.base, evaluation, run.rewards)
+        trained = gains(run.base, evaluation, run.pursued)
         held = gains(run.base, evaluation, run.heldout)
         if trained:
             sung = checks(run, evaluation.step, seen[0], seen[evaluation.step], trained, held)

@@ -27,10 +27,20 @@ const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;"
 const brief = (text, most = 22) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 
 const rewardIndex = (name) => Math.max(0, DATA.rewards.indexOf(name));
-const rewardColour = (name) => css(`--c${rewardIndex(name) % 8}`);
-const rewardDash = (name) => DASHES[Math.floor(rewardIndex(name) / 8) % 4];
+// Twelve hues; further rounds are the same hues towards the ink, each round with its own dash.
+const COLOURS = 12;
+const rewardRound = (name) => Math.floor(rewardIndex(name) / COLOURS);
+const rewardColour = (name) => mixed(css(`--c${rewardIndex(name) % COLOURS}`), css("--ink"), Math.min(0.75, 0.3 * rewardRound(name)));
+const rewardDash = (name) => DASHES[rewardRound(name) % 4];
 const runColour = (index) => css(`--r${index % 8}`);
-const runSymbol = (index) => ["circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "x"][index % 8];
+// Colours come round after eight runs, symbols one later, so that the pair stays its own.
+const runSymbol = (index) => ["circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "x"][(index + Math.floor(index / 8)) % 8];
+
+function mixed(colour, other, share) {
+  const parts = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  const [a, b] = [parts(colour), parts(other)];
+  return "#" + a.map((v, i) => Math.round(v + share * (b[i] - v)).toString(16).padStart(2, "0")).join("");
+}
 
 const number = (value) => {
   if (value == null || !Number.isFinite(value)) return "–";

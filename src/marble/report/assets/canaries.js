@@ -17,7 +17,7 @@ chart("canary-curves", (run, width) => {
     }
     if (t.canary[name]) traces.push(line(t.steps, smooth(t.canary[name]), css("--muted"), { opacity: own ? 0.55 : 1, line: { width: 1.2, color: css("--muted") }, hovertemplate: "rollouts %{y:.3g}<extra></extra>" }));
     if (own) {
-      const out = own.means.map((v) => own.range && (v < own.range[0] || v > own.range[1]));
+      const out = own.flagged;
       traces.push({
         type: "scatter", mode: "lines+markers", x: own.steps, y: own.means, line: { color: css("--blue"), width: 1.5 },
         marker: { size: 8, color: out.map((o) => css(o ? "--bad" : "--blue")), symbol: out.map((o) => (o ? "x" : "circle")) }, hovertemplate: "evaluation %{y:.3g}<extra></extra>",
@@ -25,8 +25,8 @@ chart("canary-curves", (run, width) => {
     }
     return traces;
   }, { titles: (n) => (run.canaries[n] ? run.canaries[n].title : "Diversity within a prompt"), yaxis: (n) => (n === "diversity" ? { rangemode: "tozero" } : {}) });
-  const outside = names.filter((n) => run.canaries[n].range && (lastValue(run.canaries[n].means) < run.canaries[n].range[0] || lastValue(run.canaries[n].means) > run.canaries[n].range[1]));
-  return { ...built, alt: outside.length ? `Outside the base's range at the end: ${outside.join(", ")}.` : "All within the base's range at the end." };
+  const outside = names.filter((n) => run.canaries[n].flagged.at(-1));
+  return { ...built, alt: outside.length ? `Flagged at the end: ${outside.join(", ")}.` : "None flagged at the end." };
 });
 
 chart("gap", (run) => {

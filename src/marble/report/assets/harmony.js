@@ -55,14 +55,14 @@ chart("cosines", (run, width) => {
   }
   const few = k <= 10, labels = names.map((n) => plain(brief(n, 16)));
   const side = Math.min(width, few ? 140 + 74 * k : 780);
-  const ticks = { tickvals: names.map((_, j) => j), ticktext: labels, showgrid: false, tickfont: { size: few ? 12 : 10, color: css("--ink") }, constrain: "domain" };
+  const ticks = { tickvals: names.map((_, j) => j), ticktext: labels, showgrid: false, zeroline: false, tickfont: { size: few ? 12 : 10, color: css("--ink") }, constrain: "domain" };
   const pairs = [];
   for (let a = 0; a < k; a++) for (let b = a + 1; b < k; b++) if (z[a][b] != null) pairs.push([z[a][b], names[a], names[b]]);
   pairs.sort((p, q) => p[0] - q[0]);
   const index = names.map((_, j) => j);
   return {
     data: [heatmap(index, index, z, {
-      zmin: -1, zmax: 1, xgap: few ? 3 : 1, ygap: few ? 3 : 1, texttemplate: few && width > 420 ? "%{z:.2f}" : "",
+      zmin: -1, zmax: 1, xgap: few ? 3 : 1, ygap: few ? 3 : 1, text: z.map((row) => row.map((v) => (v == null ? "" : v.toFixed(2).replace("-", "−")))), texttemplate: few && width > 420 ? "%{text}" : "",
       customdata: names.map((a) => names.map((b) => `${plain(a)} · ${plain(b)}`)), hovertemplate: "%{customdata}<br>cos %{z:.2f}<extra></extra>",
     })],
     layout: layout({ height: Math.min(side * 0.86, 680), margin: { l: 30, r: 10, t: 10, b: 30 }, xaxis: axis("", { ...ticks, tickangle: few && width > 520 ? 0 : -45 }), yaxis: axis("", { ...ticks, autorange: "reversed" }) }),

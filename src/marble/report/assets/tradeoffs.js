@@ -17,14 +17,34 @@ function area(points, origin) {
 function paretoPoints(x, y) {
   return DATA.runs.flatMap((run, index) => run.evals
     .filter((e) => e.scores[x] && e.scores[y])
-    .map((e) => ({ run: index, step: e.step, x: e.scores[x][0], y: e.scores[y][0] })));
+    .map((e) => ({ run: index, step: e.step, x: e.scores[x][0], y: e.scores[y][0], ex: e.scores[x], ey: e.scores[y] })));
 }
+
+const MOST_SPANS = 16;
+const span = (scores, colour) => ({
+  type: "data", symmetric: false, thickness: 0.8, width: 0, color: colour,
+  array: scores.map(([mean, , high]) => (high == null ? 0 : high - mean)), arrayminus: scores.map(([mean, low]) => (low == null ? 0 : mean - low)),
+});
 
 function setUpPareto() {
   const names = DATA.rewards.map((n) => [n, n]);
   options(byId("pareto-x"), names);
   options(byId("pareto-y"), names);
-  byId("pareto-y").value = DATA.rewards[Math.min(1, DATA.rewards.length - 1)];
+  [byId("pareto-x").value, byId("pareto-y").value] = opposedPair();
+}
+
+// The two trained rewards whose gradients disagree most over the first run: where a trade-off is likeliest.
+function opposedPair() {
+  const { rewards, pursued, harmony } = DATA.runs[0];
+  const pairs = rewards.flatMap((a, i) => rewards.slice(i + 1).map((b) => [a, b]));
+  const means = pairs.map((_, i) => {
+    const values = (harmony.cosines ? harmony.cosines.upper : []).map((row) => row[i]).filter((v) => v != null);
+    return values.length ? values.reduce((a, b) => a + b, 0) / values.length : Infinity;
+  });
+  const tried = pairs.map((pair, i) => [means[i], pair]).filter(([, pair]) => pair.every((n) => pursued.includes(n)));
+  tried.sort((a, b) => a[0] - b[0]);
+  const names = DATA.rewards;
+  return tried.length && Number.isFinite(tried[0][0]) ? tried[0][1] : [names[0], names[Math.min(1, names.length - 1)]];
 }
 
 chart("pareto", () => {
@@ -34,6 +54,8 @@ chart("pareto", () => {
   const points = paretoPoints(x, y);
   if (points.length < 2) return null;
   const front = frontOf(points);
+  // Intervals keep a reader from taking noise for a trade-off; among many points they only hide them.
+  const spans = points.length <= MOST_SPANS;
   const several = DATA.runs.length > 1;
   const data = [{
     type: "scatter", mode: "lines", x: front.map((p) => p.x), y: front.map((p) => p.y), line: { color: css("--muted"), width: 1.2, dash: "dot", shape: "vh" }, hoverinfo: "skip", showlegend: false,
@@ -52,6 +74,7 @@ chart("pareto", () => {
         color: colour, size: own.map((p) => (front.includes(p) ? 13 : 8)), symbol: own.map((p) => (p.step ? runSymbol(index) : "circle-open")),
         opacity: own.map((_, i) => 0.45 + (0.55 * i) / Math.max(1, last)), line: { color: css("--ink"), width: own.map((p) => (front.includes(p) && p.step ? 2 : 0)) },
       },
+      ...(spans ? { error_x: span(own.map((p) => p.ex), colour), error_y: span(own.map((p) => p.ey), colour) } : {}),
       customdata: own.map((p) => (p.step ? `step ${p.step}` : "base")), hovertemplate: `${plain(run.name)} %{customdata}<br>${plain(x)} %{x:.3g}<br>${plain(y)} %{y:.3g}<extra></extra>`,
     });
     const origin = own.find((p) => p.step === 0);
@@ -61,7 +84,7 @@ chart("pareto", () => {
     }
   });
   if (x !== y && notes.length) {
-    note.textContent = `Hypervolume beyond the base (${x} × ${y}): ` + notes.map((n) => (several ? `${n.name} ` : "") + Number(n.rise.toPrecision(3))).join(", ") + ".";
+    note.textContent = `Hypervolume beyond the base (${x} × ${y}): ` + notes.map((n) => (several ? `${n.name} ` : "") + number(n.rise)).join(", ") + ".";
   }
   return {
     data,
@@ -72,9 +95,9 @@ chart("pareto", () => {
 
 chart("parallel", (run, width) => {
   const several = DATA.runs.length > 1;
-  const volumes = DATA.runs.filter((r) => r.hypervolume != null && r.rewards.length > 2);
+  const volumes = DATA.runs.filter((r) => r.hypervolume != null && r.pursued.length > 2);
   byId("parallel-note").textContent = volumes.length
-    ? `Hypervolume beyond the base over all trained rewards, in σ: ${volumes.map((r) => (several ? `${r.name} ` : "") + r.hypervolume).join(", ")}.`
+    ? `Hypervolume beyond the base over all trained rewards, in σ: ${volumes.map((r) => (several ? `${r.name} ` : "") + number(r.hypervolume)).join(", ")}.`
     : "";
   const rows = several
     ? DATA.runs.map((r, i) => ({ run: r, index: i, gain: r.gains[r.gains.length - 1] })).filter((r) => r.gain)
@@ -93,7 +116,7 @@ chart("parallel", (run, width) => {
     };
   });
   const tilted = names.length * 80 > width;
-  const held = names.filter((n) => DATA.runs.some((r) => r.heldout.includes(n)));
+  const held = names.filter((n) => DATA.runs.every((r) => !r.pursued.includes(n)));
   return {
     data,
     layout: layout({

@@ -70,7 +70,7 @@ chart("alpha", (run) => {
   const t = run.training;
   const names = shown(run.rewards.filter((n) => t.alpha[n]));
   if (!names.length) return null;
-  const uniform = 1 / run.rewards.length;
+  const uniform = 1 / run.pursued.length;
   return {
     data: names.map((n) => rewardLine(t.steps, t.per_point > 1 ? smooth(t.alpha[n]) : t.alpha[n], n)),
     layout: layout({
