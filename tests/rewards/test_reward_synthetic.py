@@ -57,6 +57,9 @@ def test_altered_is_affine_in_the_other_reward():
 
 
 def test_altered_applies_where_the_other_does():
+    ocr = load(f"{MODULE}:Altered", reward="ocr", options={"engine": "ppocr-rec"})
+    assert not ocr.applies({"source": "general", "prompt": "a cat"})
+    assert ocr.applies({"source": "ocr", "prompt": 'a sign that says "TEA"'})
     own = load(f"{MODULE}:Altered", reward=f"{MODULE}:Saturation", sources=["ocr"])
     assert np.isnan(score(own, pictures(3))).all()
     assert np.isfinite(score(own, pictures(3), "ocr")).all()

@@ -16,7 +16,6 @@ import torch
 
 from marble.rewards.base import Metadata, Reward, RewardLike
 from marble.rewards.registry import check, load
-from marble.rewards.set import applicable
 
 
 class Altered(Reward):
@@ -36,9 +35,8 @@ class Altered(Reward):
         noise: float = 0.0,
         seed: int = 0,
         options: dict[str, Any] | None = None,
-        sources: list[str] | None = None,
     ) -> None:
-        self.inner: RewardLike = load(reward, sources=sources, **(options or {}))
+        self.inner: RewardLike = load(reward, **(options or {}))
         self.scale, self.offset, self.noise, self.seed = scale, offset, noise, seed
         self.may_abstain = bool(getattr(self.inner, "may_abstain", False))
         if noise == 0.0:
@@ -50,7 +48,7 @@ class Altered(Reward):
         return check(reward, **(options or {}))
 
     def applies(self, metadata: Metadata) -> bool:
-        return applicable(self.inner, metadata)
+        return self.inner.applies(metadata)
 
     def to(self, device: str | torch.device) -> Altered:
         self.inner = self.inner.to(device)
