@@ -107,6 +107,7 @@ def test_rows_ranks_and_the_leader(tmp_path):
     assert low["values"]["worst gain"]["mean"] == pytest.approx(0.15)
     assert low["scores"]["a"]["mean"] == pytest.approx(1.15)
     assert low["gains"]["b"]["mean"] == pytest.approx(1.0)
+    assert low["weights"]["b"]["mean"] == 0.75
     assert part["best"] == "high" and part["ranks"]["worst gain"]["kendall_w"] == 1.0
     assert low["behind"]["worst gain"]["mean"] == pytest.approx(0.4)
     assert low["behind"]["worst gain"]["lo"] > 0

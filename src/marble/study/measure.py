@@ -27,6 +27,8 @@ class Measured:
     base: dict[str, float]
     gains: dict[str, float]
     """Relative gain of each score: paired mean gain ÷ standard deviation of the base's scores."""
+    weights: dict[str, float]
+    """ᾱ of each training reward, mean over the run."""
     values: dict[str, float]
     trained: list[str]
     heldout: list[str]
@@ -61,11 +63,17 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         scores={name: last.mean(name) for name in names},
         base={name: base.mean(name) for name in names},
         gains=gains,
+        weights={name: _mean(run, f"alpha/{name}") for name in trained},
         values=values,
         trained=trained,
         heldout=[name for name in names if name not in trained],
         judged=judged,
     )
+
+
+def _mean(run: RunRecord, key: str) -> float:
+    found = [row[key] for row in run.metrics if isinstance(row.get(key), int | float)]
+    return float(np.mean(found)) if found else np.nan
 
 
 def _canaries(run: RunRecord) -> float:

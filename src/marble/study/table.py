@@ -73,6 +73,7 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
                 "seeds": len(seeds),
                 "scores": _over(seeds, "scores", list(sample.scores)),
                 "gains": _over(seeds, "gains", list(sample.gains)),
+                "weights": _over(seeds, "weights", sample.trained),
                 "values": measured,
             }
         )

@@ -50,9 +50,9 @@ def _write_csv(table: dict[str, Any], writer: Any) -> None:
     columns: dict[tuple[str, str], None] = {}
     for part in table["settings"]:
         for row in part["rows"]:
-            for kind in ("values", "gains", "scores"):
+            for kind in ("values", "gains", "weights", "scores"):
                 columns |= dict.fromkeys((kind, name) for name in row.get(kind, {}))
-    labels = {"values": "{}", "gains": "relative gain {}", "scores": "{}"}
+    labels = {"values": "{}", "gains": "relative gain {}", "weights": "weight {}", "scores": "{}"}
     heads = [labels[kind].format(name) for kind, name in columns]
     parts = ("mean", "lo", "hi")
     writer.writerow(["setting", "name", "seeds", *(f"{h} {p}" for h in heads for p in parts)])
@@ -72,7 +72,7 @@ def markdown(table: dict[str, Any]) -> str:
     for part in table["settings"]:
         if part["setting"]:
             lines += ["", f"## {part['setting']}"]
-        lines += ["", *summary(part), "", *scores(part), "", *order(part)]
+        lines += ["", *summary(part), "", *scores(part), "", *weights(part), "", *order(part)]
     done = table["runs"] - len(table["missing"])
     lines += ["", f"{done} of {table['runs']} runs are finished."]
     lines += [f"- `{failed['run']}` failed: {failed['said']}" for failed in table["failed"]]
@@ -97,6 +97,14 @@ def scores(part: dict[str, Any]) -> list[str]:
     heads = [*part["trained"], *(f"{name} (held out)" for name in part["heldout"])]
     body = [[row["name"], *(cell(row["scores"].get(n)) for n in names)] for row in part["rows"]]
     return _grid(["", *heads], body)
+
+
+def weights(part: dict[str, Any]) -> list[str]:
+    """Which reward had how much say: ᾱ over the run."""
+    rows = [row for row in part["rows"] if "weights" in row]
+    names = part["trained"]
+    body = [[row["name"], *(cell(row["weights"].get(n)) for n in names)] for row in rows]
+    return _grid(["mean weight ᾱ", *names], body)
 
 
 def order(part: dict[str, Any]) -> list[str]:
