@@ -22,7 +22,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16"
 
 #: Parameters of the pipeline's parts, and what the transformer's config.json says.
 SD35M_PARTS = {
-    "transformer": 2_243_171_520,
+    "transformer": 2_469_663_936,  # 2 243 171 520 parameters and the table of positions
     "vae": 83_819_683,
     "text_encoder": 123_650_304,
     "text_encoder_2": 694_659_840,
@@ -40,17 +40,19 @@ ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 #: Which checkpoints a reward loads. Rewards on the same one in the same precision share it.
 REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
     "clipscore": (("clip-l", 427_616_513),),
-    "aesthetic": (("clip-l", 427_616_513), ("aesthetic-head", 1_000_000)),
+    "aesthetic": (("clip-l", 427_616_513), ("aesthetic-head", 927_969)),
     "pickscore": (("clip-h", 986_109_441),),
     "hpsv2": (("hps", 986_109_441),),
-    "imagereward": (("imagereward", 447_000_000),),
-    "geneval": (("clip-l", 427_616_513), ("mask2former", 68_800_000)),
+    "imagereward": (("imagereward", 446_206_689),),
+    "geneval": (("clip-l", 427_616_513), ("mask2former", 68_741_083)),
 }
 #: Working memory of a reward on one batch, in bytes: the detector's pictures have 800 pixels.
 DETECTOR_PICTURE = 0.55e9
 OTHER_REWARD = 0.5e9
+#: Working memory of the T5 on a batch of prompts.
+ENCODING = 0.5e9
 
-ACTIVATION = 67.0
+ACTIVATION = 66.0
 """Bytes a token · layer · width kept for the backward without checkpointing."""
 VAE_PIXEL = 3000.0
 """Bytes a pixel while the fp32 decoder works at full resolution."""
@@ -86,13 +88,13 @@ def estimate(recipe: Recipe) -> Estimate:
     halves = balance.heldout_half or balance.debias or balance.snr
     rows = 6 + (k + 1) * (2 if halves else 1)
     rows += k if balance.gradient_ema else 0
-    encoders = sum(parts.get(name, 0) for name in ENCODERS) * size
+    encoders = [parts.get(name, 0) * size for name in ENCODERS]
     held = {
         "transformer": parts["transformer"] * size,
         "vae": parts.get("vae", 0) * 4,
         "LoRA and its states": 4.0 * lora * rows,
         "rewards": reward_bytes(recipe),
-        "text encoders": 0 if model.offload_encoders else encoders,
+        "text encoders": 0 if model.offload_encoders else sum(encoders),
         "CUDA itself": CUDA_CONTEXT,
     }
     base = sum(held.values())
@@ -110,7 +112,8 @@ def estimate(recipe: Recipe) -> Estimate:
     drawing = recipe.rollout.batch_size * cells * ACTIVATION
     decoding = recipe.rollout.batch_size * (side * SHIFT_SCALE) ** 2 * VAE_PIXEL
     phases = {
-        "encoding prompts": base + (encoders if model.offload_encoders else 0),
+        # Offloaded encoders come one at a time.
+        "encoding prompts": base + ENCODING + (max(encoders) if model.offload_encoders else 0),
         "sampling": base + drawing + meanwhile,
         "decoding": base + decoding + meanwhile,
         "rewards": base + scoring,
@@ -139,9 +142,10 @@ def reward_bytes(recipe: Recipe) -> float:
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
         precision = str(entry.options.get("dtype", "fp32"))
         for name, count in REWARD_MODELS.get(entry.reward, ()):
-            key = (str(entry.options.get("path", name)), precision)
-            if name == "mask2former":  # one instance each
-                key = (entry.name, precision)
+            # `path` is the reward's own checkpoint: GenEval's CLIP is another one.
+            own = name != "clip-l" or entry.reward != "geneval"
+            place = entry.options.get("path" if own else "clip", name)
+            key = (str(place), precision)
             models[key] = count * BYTES.get(precision, 4)
     return sum(models.values())
 

@@ -258,6 +258,15 @@ def test_mask2former_runs_as_the_real_checkpoint_would(tiny_mask2former, tmp_pat
     assert scores.shape == (1, 3) and ((scores >= 0) & (scores <= 1)).all()
 
 
+def test_graded_and_strict_share_one_detector(tiny_mask2former, tmp_path):
+    options = {"path": tiny_mask2former, "clip": new_tiny_clip(tmp_path / "clip")}
+    graded, strict = (load("geneval", mode=m, **options) for m in ("partial", "strict"))
+    assert graded.detector is strict.detector and graded.colors.encoder is strict.colors.encoder
+    assert load("geneval", batch_size=2, **options).detector is not strict.detector
+    with pytest.raises(MarbleError, match="short_side"):
+        load("geneval", short_sid=64, **options)
+
+
 def test_a_detector_without_cocos_classes_is_refused(tiny_mask2former, tmp_path):
     model = Mask2FormerForUniversalSegmentation.from_pretrained(
         tiny_mask2former, num_labels=3, ignore_mismatched_sizes=True

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +19,7 @@ from marble.rewards.clip import as_dtype
 from marble.rewards.geneval.coco import COCO_CLASSES
 from marble.rewards.geneval.detectors import Detections
 from marble.rewards.geneval.rules import CONFIDENCE
+from marble.rewards.options import construct
 from marble.rewards.weights import local_folder, quiet_loading
 
 HUB_ID = "facebook/mask2former-swin-small-coco-instance"
@@ -78,6 +82,23 @@ class Mask2FormerDetector:
         self.device = torch.device(device)
         self.model.to(device)
         return self
+
+
+_shared: weakref.WeakValueDictionary[tuple[tuple[str, str], ...], Mask2FormerDetector] = (
+    weakref.WeakValueDictionary()
+)
+_lock = threading.Lock()
+
+
+def load_detector(**options: Any) -> Mask2FormerDetector:
+    """The detector with these options, shared: graded and strict GenEval use one network."""
+    key = tuple(sorted((name, str(value)) for name, value in options.items()))
+    with _lock:
+        detector = _shared.get(key)
+        if detector is None:
+            detector = construct(Mask2FormerDetector, options, "the mask2former detector")
+            _shared[key] = detector
+        return detector
 
 
 @dataclass(frozen=True)

@@ -123,11 +123,10 @@ def build(
         return construct(CenterNetDetector.load, options, "the centernet detector"), colors
     if kind == "mask2former":
         from marble.rewards.geneval.colors import ClipColors
-        from marble.rewards.geneval.mask2former import Mask2FormerDetector
+        from marble.rewards.geneval.mask2former import load_detector
 
         clip = options.pop("clip", None)
         dtype = options.get("dtype", "fp32")
-        options = {"path": path, "device": device, **options}
-        detector = construct(Mask2FormerDetector, options, "the mask2former detector")
+        detector = load_detector(path=path, device=device, **options)
         return detector, colors or ClipColors(clip, device=device, dtype=dtype)
     raise MarbleError(f"unknown detector {kind!r}; use mask2former or centernet")
