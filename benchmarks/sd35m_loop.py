@@ -31,16 +31,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import diffusers
 import torch
+import transformers
 from diffusers import StableDiffusion3Pipeline
 
 from marble.evaluation import read_jsonl
 from marble.models.sd3 import SD3Adapter
 from marble.recipe import Recipe, load_recipe
 from marble.rewards import RewardSet
-from marble.rewards.base import Reward
 from marble.training import loop, metrics, recorder, setup
 from marble.training.run import train
 from sd35m_folders import write_pipeline, write_prompts, write_rewards
+from sd35m_meter import Meter
+from sd35m_scores import invariance, rewards_alone
 
 RECIPE = "sd35m-5rewards-1gpu"
 TINY_OVERRIDES = [
@@ -49,76 +51,9 @@ TINY_OVERRIDES = [
     "rewards.geneval.options.short_side=64",
     "rewards.geneval-strict.options.short_side=64",
     "rollout.steps=4",
+    "eval.steps=4",
     "train.batch_size=4",
 ]
-
-
-class Meter:
-    """Seconds and peak memory of named phases; a phase inside another counts in both."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.phases: dict[str, list[dict[str, float]]] = {}
-        self._peaks: list[tuple[int, int]] = []
-        """(allocated, reserved) bytes of the phases that are open, the outermost first."""
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self._mark()
-        self._peaks.append((0, 0))
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._mark()
-            peak = self._peaks.pop()
-            if self._peaks:  # the outer phase has seen this peak too
-                self._peaks[-1] = _higher(self._peaks[-1], peak)
-            entry = {"seconds": time.perf_counter() - started}
-            if self.cuda:
-                entry["peak_gb"], entry["reserved_gb"] = peak[0] / 1e9, peak[1] / 1e9
-                entry["left_gb"] = torch.cuda.memory_allocated() / 1e9
-            self.phases.setdefault(name, []).append(entry)
-
-    def _mark(self) -> None:
-        """Books the peak since the last mark to the phase that is running, and starts anew."""
-        if not self.cuda:
-            return
-        torch.cuda.synchronize()
-        if self._peaks:
-            seen = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
-            self._peaks[-1] = _higher(self._peaks[-1], seen)
-        torch.cuda.reset_peak_memory_stats()
-
-    def around(self, owner: Any, attribute: str, name: str | Callable[..., str]) -> Any:
-        """A patch that books every call of a method as a phase."""
-        original = getattr(owner, attribute)
-        meter = self
-
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            with meter(name if isinstance(name, str) else name(*args, **kwargs)):
-                return original(*args, **kwargs)
-
-        return patch.object(owner, attribute, measured)
-
-    def summary(self) -> dict[str, dict[str, Any]]:
-        out = {}
-        for name, calls in self.phases.items():
-            seconds = [call["seconds"] for call in calls]
-            out[name] = {
-                "calls": len(calls),
-                "seconds_total": round(sum(seconds), 3),
-                "seconds_median": round(sorted(seconds)[len(seconds) // 2], 4),
-            }
-            if self.cuda:
-                for key in ("peak_gb", "reserved_gb"):
-                    out[name][key] = round(max(call[key] for call in calls), 3)
-                out[name]["left_gb"] = round(calls[-1]["left_gb"], 3)
-        return out
-
-
-def _higher(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    return max(a[0], b[0]), max(a[1], b[1])
 
 
 @contextlib.contextmanager
@@ -145,32 +80,6 @@ def measured_run(meter: Meter) -> Iterator[None]:
         if importlib.util.find_spec("tensorboard") is None:
             stack.enter_context(patch.object(metrics, "_TensorBoard", MagicMock()))
         yield
-
-
-def rewards_alone(recipe: Recipe, meter: Meter, device: torch.device, count: int) -> dict[str, Any]:
-    """Each reward by itself on one rollout batch of its resolution, after a first call."""
-    side = recipe.model.resolution or 64
-    g = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (count, 3, side, side), generator=g, dtype=torch.uint8)
-    out = {}
-    sets = setup.build_rewards(recipe, device)
-    for reward in (r for group in sets if group for r in group.rewards):
-        meta = {
-            "source": "geneval",
-            "tag": "single_object",
-            "include": [{"class": "dog", "count": 1}],
-            "prompt": 'a dog and "TEA"',
-        }
-        for warm in (True, False):
-            with meter(f"reward {reward.name}, {'first call' if warm else f'{count} pictures'}"):
-                scores = score(reward, images.clone(), meta)
-        out[reward.name] = {"mean": float(scores.mean()), "std": float(scores.std())}
-    return out
-
-
-def score(reward: Reward, images: torch.Tensor, meta: dict[str, Any]) -> torch.Tensor:
-    n = len(images)
-    return torch.as_tensor(reward.score(images, [meta["prompt"]] * n, [meta] * n)).double()
 
 
 def stock_diffusers(
@@ -217,20 +126,23 @@ def stock_diffusers(
     }
 
 
-def run(args: argparse.Namespace, root: Path) -> dict[str, Any]:
+def run(args: argparse.Namespace, root: Path, note: Callable[[dict[str, Any]], None]) -> None:
+    """Everything, in order; `note` gets what is known after each part, should a later one fail."""
     device, tiny = torch.device(args.device), args.tiny
     meter = Meter(device)
     started = time.perf_counter()
-    if args.limit_gb and device.type == "cuda":
+
+    def known(**more: Any) -> None:
+        note({**more, "phases": meter.summary(), "seconds": time.perf_counter() - started})
+
+    if args.limit_gb and meter.cuda:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(args.limit_gb * 1e9 / total, device)
     torch.manual_seed(0)
     with meter("write random weights"):
         parameters = write_pipeline(root / "sd35m", device, tiny=tiny, full_t5=args.t5 == "full")
         places = write_rewards(root / "rewards", device, tiny=tiny)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        _empty()
     overrides = [
         f"model.path={root / 'sd35m'}",
         *places,
@@ -243,54 +155,61 @@ def run(args: argparse.Namespace, root: Path) -> dict[str, Any]:
         "eval.every=0",
         "train.checkpoint_every=3",
         "log.samples_every=0",
+        *args.ocr,
         *(TINY_OVERRIDES if tiny else []),
     ]
-    if not args.ocr:
-        overrides.append("rewards.drop=ocr")
+    whole = load_recipe(RECIPE, [*overrides, "train.steps=5"])
+    known(setup=_setup(args, whole, parameters))
     out = root / "run"
     with measured_run(meter):
-        first = load_recipe(RECIPE, [*overrides, "train.steps=3"])
         with meter("run: 3 steps"):
-            train(first, out, device=str(device))
+            train(load_recipe(RECIPE, [*overrides, "train.steps=3"]), out, device=str(device))
         _empty()
-        whole = load_recipe(RECIPE, [*overrides, "train.steps=5"])
+        known(memory=_memory(meter))
         with meter("run: resume, 2 more steps"):
             outcome = train(whole, out, resume=True, device=str(device))
         _empty()
     assert outcome.finished and outcome.step == 5
-    lora = next((out / "checkpoints").glob("step-000005")) / "lora"
-    loaded = stock_diffusers(root / "sd35m", lora, device, meter)
-    _empty()
-    alone = rewards_alone(whole, meter, device, whole.rollout.batch_size)
     rows = read_jsonl(out / "metrics.jsonl")
-    phases = meter.summary()
-    runs = [p for name, p in phases.items() if name.startswith("run:") and meter.cuda]
+    steps = [{k: v for k, v in row.items() if _told(k)} for row in rows]
+    known(memory=_memory(meter), steps=steps)
+    lora = next((out / "checkpoints").glob("step-000005")) / "lora"
+    known(exported_lora=stock_diffusers(root / "sd35m", lora, device, meter))
+    _empty()
+    count = whole.rollout.batch_size
+    known(rewards_alone=rewards_alone(whole, meter, device, count))
+    _empty()
+    with meter("scores by batch size and device"):
+        changes = invariance(whole, device, count)
+    known(score_changes=changes)
+
+
+def _setup(args: argparse.Namespace, recipe: Recipe, parameters: int) -> dict[str, Any]:
     return {
-        "what": f"{RECIPE} at full size, random weights: five optimiser steps, resumed once",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name() if meter.cuda else "CPU",
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "diffusers": diffusers.__version__,
-        },
-        "setup": {
-            "tiny": tiny,
-            "t5": args.t5,
-            "ocr": args.ocr,
-            "transformer_parameters": parameters,
-            "memory_limit_gb": args.limit_gb,
-            "samples_per_epoch": whole.samples_per_epoch,
-            "timesteps_per_sample": whole.timesteps_per_sample,
-            "recipe": whole.model_dump(mode="json", include={"model", "rollout", "train"}),
-        },
-        "peak_gb": max((p["peak_gb"] for p in runs), default=None),
-        "peak_reserved_gb": max((p["reserved_gb"] for p in runs), default=None),
-        "phases": phases,
-        "rewards_alone": alone,
-        "steps": [{k: v for k, v in row.items() if _told(k)} for row in rows],
-        "exported_lora": loaded,
-        "seconds": time.perf_counter() - started,
+        "tiny": args.tiny,
+        "t5": args.t5,
+        "ocr": [entry.options for entry in recipe.rewards.train if entry.name == "ocr"] or "absent",
+        "transformer_parameters": parameters,
+        "memory_limit_gb": args.limit_gb,
+        "samples_per_epoch": recipe.samples_per_epoch,
+        "timesteps_per_sample": recipe.timesteps_per_sample,
+        "recipe": recipe.model_dump(mode="json", include={"model", "rollout", "train"}),
+    }
+
+
+def _memory(meter: Meter) -> dict[str, float] | None:
+    """Of the two runs: allocated, held by torch, and that with what CUDA itself takes."""
+    if not meter.cuda:
+        return None
+    runs = [p for name, p in meter.summary().items() if name.startswith("run:")]
+    free, total = torch.cuda.mem_get_info()
+    context = (total - free - torch.cuda.memory_reserved()) / 1e9
+    reserved = max(p["reserved_gb"] for p in runs)
+    return {
+        "peak_gb": max(p["peak_gb"] for p in runs),
+        "peak_reserved_gb": reserved,
+        "cuda_itself_gb": round(context, 3),
+        "peak_on_device_gb": round(reserved + context, 3),
     }
 
 
@@ -310,7 +229,8 @@ def show(result: dict[str, Any]) -> None:
     for name, phase in result["phases"].items():
         memory = f"{phase['peak_gb']:7.2f} GB peak" if "peak_gb" in phase else ""
         print(f"{phase['seconds_total']:8.2f} s in {phase['calls']:3d} {memory}  {name}")
-    print(f"peak of the run: {result['peak_gb']} GB; LoRA in diffusers: {result['exported_lora']}")
+    for key in ("memory", "exported_lora", "score_changes"):
+        print(f"{key}: {result.get(key)}")
     print(f"{result['seconds']:.0f} s in all")
 
 
@@ -322,25 +242,53 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=6, help="prompts an epoch")
     parser.add_argument("--images", type=int, default=4, help="pictures a prompt")
     parser.add_argument("--timesteps", type=int, default=4, help="timesteps trained on a picture")
-    parser.add_argument("--t5", choices=("small", "full"), default="small")
+    parser.add_argument("--t5", choices=("small", "full"), default="full", help="small: one layer")
     parser.add_argument("--limit-gb", type=float, help="let the process have no more device memory")
     parser.add_argument("--tiny", action="store_true", help="tiny models: a smoke test")
     args = parser.parse_args(arguments)
-    args.ocr = all(importlib.util.find_spec(name) for name in ("rapidocr", "onnxruntime"))
+    args.ocr = ocr_overrides()
     if args.tiny:
         args.device, args.prompts, args.images, args.timesteps = "cpu", 3, 2, 1
     return args
 
 
+def ocr_overrides() -> list[str]:
+    """What this environment leaves of the OCR reward: all, its recogniser alone, or nothing."""
+
+    def has(name: str) -> bool:
+        return importlib.util.find_spec(name) is not None
+
+    if not (has("rapidocr") and has("onnxruntime")):
+        return ["rewards.drop=ocr"]
+    return [] if has("cv2") else ["rewards.ocr.options.engine=ppocr-rec"]
+
+
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     args = parse(arguments)
     diffusers.utils.logging.set_verbosity_error()
+    result: dict[str, Any] = {
+        "what": f"{RECIPE} at full size, random weights: five optimiser steps, resumed once",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if args.device != "cpu" else "CPU",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "diffusers": diffusers.__version__,
+            "transformers": transformers.__version__,
+        },
+        "complete": False,
+    }
+
+    def note(more: dict[str, Any]) -> None:
+        result.update(more)
+        if args.out is not None:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
+
     with tempfile.TemporaryDirectory() as temporary:
-        result = run(args, args.work or Path(temporary))
+        run(args, args.work or Path(temporary), note)
+    note({"complete": True})
     show(result)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
