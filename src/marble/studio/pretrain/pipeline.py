@@ -35,13 +35,16 @@ def save_pipeline(
 
 def _make_portable(folder: Path) -> None:
     """Tokenizers under the class name that every transformers has, and text encoders that open
-    in fp32 like the rest (transformers would follow the stored fp16, which a CPU cannot run)."""
+    in fp32 like the rest (transformers would follow the stored fp16, which a CPU cannot run); no
+    path of the machine that made it."""
     public = "PreTrainedTokenizerFast"
     for part in ("", "_2", "_3"):
         _update(folder / f"tokenizer{part}/tokenizer_config.json", {"tokenizer_class": public})
         _update(folder / f"text_encoder{part}/config.json", {"dtype": "float32"})
         _update(folder / "model_index.json", {f"tokenizer{part}": ["transformers", public]})
+    _update(folder / "vae/config.json", {}, drop="_name_or_path")
 
 
-def _update(path: Path, fields: dict) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields, indent=2) + "\n")
+def _update(path: Path, fields: dict, drop: str = "") -> None:
+    kept = {k: v for k, v in json.loads(path.read_text()).items() if k != drop}
+    path.write_text(json.dumps(kept | fields, indent=2) + "\n")
