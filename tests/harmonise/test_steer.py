@@ -57,16 +57,27 @@ def test_gate_properties(k, seed, beta):
 def test_the_discount_holds_while_the_loner_lags_and_ends_when_it_runs_away():
     published = Harmoniser("marble", NAMES).solve(TWINS).alpha_raw_K
     assert published[0] > 0.45
-    lagging = climb(hybrid("gate"), (0.0, 0.1, 0.1)).solve(TWINS).alpha_raw_K
+    lagging = climb(hybrid("gate"), (0.0, 0.1, 0.1)).solve(TWINS).coefficients_K
     np.testing.assert_allclose(lagging, published, atol=1e-12)
     ahead = climb(hybrid("gate"), (0.3, 0.0, 0.0))
     progress = ahead.steer.progress.current(np.ones(3))
     open_ = gate(published, ahead.steer.progress.judged(3), 1.0)
     assert open_ < 0.01
-    np.testing.assert_allclose(
-        ahead.solve(TWINS).alpha_raw_K, open_ * published + (1 - open_) * progress, atol=1e-12
-    )
-    assert ahead.solve(TWINS).alpha_raw_K[0] < 0.01
+    found = ahead.solve(TWINS)
+    wanted = open_ * published + (1 - open_) * progress
+    np.testing.assert_allclose(found.coefficients_K, wanted, atol=1e-12)
+    np.testing.assert_allclose(found.alpha_raw_K, published, atol=1e-12)  # the rule's own answer
+    assert found.coefficients_K[0] < 0.01
+
+
+def test_the_gate_moves_between_solves():
+    balance = hybrid("gate", rho=0.0)
+    published = balance.solve(TWINS).alpha_raw_K
+    np.testing.assert_allclose(balance.cached(1).coefficients_K, published, atol=1e-12)
+    climb(balance, (0.3, 0.0, 0.0))
+    assert balance.cached(2).coefficients_K[0] < 0.01  # no new Gram matrix was needed
+    silent = balance.cached(3, np.array([True, True, False])).coefficients_K
+    assert silent[2] == 0.0 and silent.sum() == pytest.approx(1.0)
 
 
 # -- progress as priorities -----------------------------------------------------------------------
@@ -166,6 +177,7 @@ def test_state_survives_json_and_trial_leaves_no_trace():
         ({"snr": float("nan")}, "exponent"),
         ({"hybrid": "gate", "progress": {"betta": 1}}, "beta"),
         ({"method": "uniform", "hybrid": "gate"}, "Gram method"),
+        ({"hybrid": "gate", "floors": {"a": 0.0}}, "take one"),
         ({"method": "progress", "snr": 1.0}, "Gram method"),
     ],
 )

@@ -68,7 +68,7 @@ def balance(
             notes.append(f"Cancelled inside their group: {', '.join(cancelled)}.")
     alpha = on_simplex(answer.alpha)
     if steering is not None:
-        alpha = steering.adjust(alpha)
+        alpha = on_simplex(alpha * steering.tilt_K)
     if not np.isnan(options.floors_K).all():
         floored = keep_floors(alpha, matrix, options.floors_K, options.priorities_K)
         alpha = on_simplex(floored.alpha)

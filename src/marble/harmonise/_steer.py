@@ -10,7 +10,7 @@ import numpy as np
 
 from marble.errors import MarbleError
 
-from ._linalg import Array, from_json, on_simplex, to_json
+from ._linalg import Array, from_json, to_json
 from ._progress import Progress
 from ._registry import get_rule
 
@@ -22,24 +22,12 @@ _DECAY = 0.7
 
 @dataclass(frozen=True)
 class Steering:
-    """What one solve is told besides its Gram matrix; vectors over the rewards that take part.
-
-    lean_K: factor on the priorities. tilt_K: factor on the weights.
-    progress_K, weights_K: p and softmax(−βp), where the gate is on.
-    """
+    """What one solve is told besides its Gram matrix; vectors over the rewards that take part."""
 
     lean_K: Array
+    """Factor on the priorities."""
     tilt_K: Array
-    progress_K: Array | None = None
-    weights_K: Array | None = None
-    beta: float = 0.0
-
-    def adjust(self, alpha: Array) -> Array:
-        """The rule's α after the gate and the tilt, on the simplex."""
-        if self.progress_K is not None and self.weights_K is not None:
-            open_ = gate(alpha, self.progress_K, self.beta)
-            alpha = open_ * alpha + (1.0 - open_) * self.weights_K / self.weights_K.sum()
-        return on_simplex(alpha * self.tilt_K)
+    """Factor on the weights."""
 
 
 def gate(alpha: Array, progress: Array, beta: float) -> float:
@@ -62,9 +50,10 @@ class Steer:
     hybrid: how measured progress p (see `Progress`) enters a Gram method.
         "priorities": the rule's priorities are multiplied by K·softmax(−βp), so that a min-norm
             rule asks for the larger cosine with the reward that lags.
-        "gate": α = λα* + (1−λ)·softmax(−βp) with λ = `gate`(α*, p, β). The rule's discount of
-            rewards that agree, and its favour for the one that stands alone, hold only while the
-            favoured ones do not run away from the others; then progress takes over.
+        "gate": every step, solved or not, takes λα + (1−λ)·softmax(−βp) with λ = `gate`(α, p, β)
+            in place of the rule's α. Its discount of rewards that agree, and its favour for the
+            one that stands alone, hold only while the favoured ones do not run away from the
+            others; then progress takes over.
     snr: with s_k the share of signal in ‖g_k‖² (from independent halves of the step; limited to
         [0.05, 1], averaged over refreshes with decay 0.7), α_k is multiplied by s_k^snr.
         1 is the Wiener factor, which turns noisy rewards down; −1/2 gives every unit gradient the
@@ -111,15 +100,22 @@ class Steer:
         k = len(self._signal_K)
         lean, tilt = np.ones(k), np.ones(k)
         if self.snr and np.isfinite(self._signal_K).any():
-            signal = np.where(np.isnan(self._signal_K), np.nanmean(self._signal_K), self._signal_K)
-            tilt = signal**self.snr
-        if self.progress is None:
-            return Steering(lean[index], tilt[index])
-        weights = self.progress.current(np.ones(k))
-        if self.hybrid == "priorities":
-            return Steering(k * weights[index], tilt[index])
-        p = self.progress.judged(k)
-        return Steering(lean[index], tilt[index], p[index], weights[index], self.progress.beta)
+            unknown = np.isnan(self._signal_K)
+            tilt = np.where(unknown, np.nanmean(self._signal_K), self._signal_K) ** self.snr
+        if self.progress is not None and self.hybrid == "priorities":
+            lean = k * self.progress.current(np.ones(k))
+        return Steering(lean[index], tilt[index])
+
+    def gated(self, alpha_K: Array, active_K: Array) -> Array:
+        """α after the gate; 0 for inactive rewards. α itself for other hybrids."""
+        if self.progress is None or self.hybrid != "gate" or not active_K.any():
+            return alpha_K
+        k, index = len(alpha_K), np.flatnonzero(active_K)
+        alpha, weights = alpha_K[index], self.progress.current(np.ones(k))[index]
+        open_ = gate(alpha, self.progress.judged(k)[index], self.progress.beta)
+        out = np.zeros(k)
+        out[index] = open_ * alpha + (1.0 - open_) * weights / weights.sum()
+        return out
 
     def state_dict(self) -> dict[str, Any]:
         progress = {} if self.progress is None else self.progress.state_dict()

@@ -83,6 +83,8 @@ class Harmoniser:
                 f"Method {method!r} looks at no gradients: floors, groups, ridge, hybrid and snr "
                 "need a Gram method such as 'marble'. Leave them out."
             )
+        if floors and hybrid == "gate":
+            raise MarbleError("hybrid 'gate' leaves the solved direction and its floors: take one.")
         self.schedule = Schedule(n, probe, consolidate, total_steps)
         self.rho, self.amortise, self.refresh_with = rho, amortise, refresh_with
         self.options = Options(
@@ -153,6 +155,7 @@ class Harmoniser:
         else:
             raw, gap = self._share(active), None
         alpha = raw if self.refresh_with == "raw" or not self.needs_gram else self._share(active)
+        alpha = self.steer.gated(alpha, active)
         c = self.rule.coefficients(alpha, np.where(active, norms, 0.0))
         return Solution(
             coefficients_K=c,
@@ -181,6 +184,7 @@ class Harmoniser:
             index = np.flatnonzero(active)
             alpha = np.zeros(len(gram))
             alpha[index] = self._balance(self.rule, gram, index).alpha
+        alpha = self.steer.gated(alpha, active)
         return self.rule.coefficients(alpha, np.where(active, norms, 0.0))
 
     def cached(self, step: int | None = None, active_K: Array | None = None) -> Solution:
@@ -198,7 +202,7 @@ class Harmoniser:
             c = active / active.sum()
             notes += ("Consolidation: uniform coefficients.",)
         else:
-            c = self._share(active)
+            c = self.steer.gated(self._share(active), active)
             if self.needs_gram and self.amortise == "normalised":
                 c = self.rule.coefficients(c, np.where(active, self._known_norms(), 0.0))
         return Solution(
