@@ -12,6 +12,8 @@ import marble.harmonise.bench
 import marble.jacobian.bench
 import marble.training.bench_studio
 from marble.cli import app
+from marble.errors import MarbleError
+from marble.studio import asset
 
 
 def bench(*words):
@@ -54,6 +56,8 @@ def test_solver_json_and_table(monkeypatch):
 
 
 def test_studio_json_and_table(monkeypatch):
+    opening = {"imports_s": 2.0, "pipeline_s": 0.5}
+    monkeypatch.setattr(marble.training.bench_studio, "_open", lambda folder: opening)
     result = json.loads(bench("studio", "--pictures", "4", "--rounds", "1", "--json"))
     seconds = result["seconds"]
     rewards = ["ocr", "studio-geneval", "studio-clip", "studio-pick", "studio-aesthetic"]
@@ -62,13 +66,21 @@ def test_studio_json_and_table(monkeypatch):
     assert seconds["total"] == pytest.approx(sum(seconds[part] for part in parts))
     assert all(seconds[part] > 0 for part in ("prompts", "sampling", "decoding", "reward ocr"))
     assert result["cpu_s"] > 0
-    assert result["opening"]["pipeline_s"] > 0 and result["opening"]["imports_s"] > 0
+    assert result["opening"] == opening
     assert result["target"] == {"total_s": 8.0, "pipeline_s": 2.0}
     assert result["setup"] == {"pictures": 4, "steps": 10, "rounds": 1}
     monkeypatch.setattr(marble.training.bench_studio, "bench_studio", lambda **options: result)
     out = bench("studio")
     assert re.search(rf"^ *sampling +{seconds['sampling']:.2f} ", out, re.M)
     assert "4 pictures, drawn and scored" in out and "{" not in out
+
+
+@pytest.mark.slow
+def test_the_pipeline_opens_in_a_fresh_process():
+    found = marble.training.bench_studio._open(str(asset("pipeline")))
+    assert 0 < found["pipeline_s"] < found["imports_s"]
+    with pytest.raises(MarbleError, match="a fresh process cannot open it"):
+        marble.training.bench_studio._open("nowhere/at/all")
 
 
 @pytest.mark.parametrize("k", ["0", "five", "", "3,3"])

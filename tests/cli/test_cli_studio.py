@@ -18,9 +18,8 @@ ODD_PROMPTS = {
     "right to left": "قطة حمراء",
     "emoji": "🐱 👩‍🚀 🏳️‍🌈",
     "a word in quotes in another script": 'a sign that says "ЧАЙ"',
-    "a quote that never ends": 'a sign that says "TEA',
+    "a quote that never ends": 'sign "TEA',
     "combining marks": "a c̷̡͝a̴t",
-    "bytes that are no text": os.fsdecode(b"a \xff cat"),
     "what looks like a special token": "<|endoftext|> a cat",
 }
 
@@ -57,6 +56,11 @@ def test_a_prompt_longer_than_the_encoder_takes(refuses, tmp_path, words):
     line = refuses("sample", "base", "cat " * words, "--out", tmp_path / "pictures")
     assert "prompt too long" in line and "the text encoders take 16" in line
     assert len(line) < 400  # it does not repeat the whole prompt
+
+
+def test_bytes_that_are_no_text(refuses, tmp_path):
+    line = refuses("sample", "base", os.fsdecode(b"a \xff cat"), "--out", tmp_path / "pictures")
+    assert "not text" in line and not (tmp_path / "pictures").exists()
 
 
 @pytest.fixture

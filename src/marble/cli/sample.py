@@ -52,6 +52,9 @@ def sample(
 
     if seed < 0:
         raise MarbleError(f"--seed {seed}: must not be negative")
+    for prompt in prompts:
+        if any("\ud800" <= c <= "\udfff" for c in prompt):
+            raise MarbleError(f"prompt {prompt!a}: not text; is the terminal's encoding UTF-8?")
     overrides = [] if sampler is None else [f"eval.sampler={sampler}"]
     policy = find_policy(target, recipe, overrides)
     device = check_device(device)

@@ -23,6 +23,8 @@ from marble.models.quiet import quiet
 # What diffusers itself uses when nothing is said.
 T5_TOKENS = 256
 T5_TOKENS_MOST = 512
+# Characters of a prompt that are looked at first when its tokens are counted.
+PREFIX = 2000
 _ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _PARTS = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
 
@@ -85,14 +87,10 @@ class SD3Adapter(Adapter):
         index = pipeline_index(folder)
         # Parts that the folder leaves out (the T5 often is) have to be named as absent.
         absent = {part: None for part in _PARTS if index.get(part, [None])[0] is None}
-        with quiet():
-            try:
-                pipeline = StableDiffusion3Pipeline.from_pretrained(
-                    folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True, **absent
-                )
-            except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-                cause = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-                raise MarbleError(f"{folder}: diffusers cannot open it ({cause})") from None
+        with quiet(), _opening(folder):
+            pipeline = StableDiffusion3Pipeline.from_pretrained(
+                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True, **absent
+            )
         return cls(pipeline, **options)
 
     @property
@@ -130,7 +128,7 @@ class SD3Adapter(Adapter):
         found = []
         for name in ("tokenizer", "tokenizer_3"):
             library, kind = index.get(name, (None, None))
-            with quiet():
+            with quiet(), _opening(folder / name):
                 found.append(
                     getattr(import_module(library), kind).from_pretrained(folder / name)
                     if library is not None
@@ -155,17 +153,28 @@ class SD3Adapter(Adapter):
 
     @contextmanager
     def _encoders_here(self) -> Iterator[None]:
-        """With the text encoders on the device; afterwards back to where they wait."""
-        encoders = [getattr(self.pipeline, name) for name in _ENCODERS if self.offload_encoders]
+        """Each text encoder on the device while it works, then back to where it waits.
+
+        One at a time: the T5 by itself is larger than all that a training step holds.
+        """
+
+        def arrive(encoder: torch.nn.Module, _: Any) -> None:
+            encoder.to(self.device)
+
+        def leave(encoder: torch.nn.Module, *_: Any) -> None:
+            encoder.to("cpu")
+            self._free_memory()
+
+        handles = []
+        for name in _ENCODERS if self.offload_encoders else ():
+            if (encoder := getattr(self.pipeline, name)) is not None:
+                handles.append(encoder.register_forward_pre_hook(arrive))
+                handles.append(encoder.register_forward_hook(leave, always_call=True))
         try:
-            for encoder in filter(None, encoders):
-                encoder.to(self.device)
             yield
         finally:
-            for encoder in filter(None, encoders):
-                encoder.to("cpu")
-            if encoders:
-                self._free_memory()
+            for handle in handles:
+                handle.remove()
 
     def drop_encoders(self) -> None:
         for name in _ENCODERS:
@@ -228,6 +237,18 @@ class SD3Adapter(Adapter):
         lora.write_file(folder, values, lora.config_of(self.transformer))
 
 
+@contextmanager
+def _opening(folder: Path) -> Iterator[None]:
+    """One clear line for files that diffusers and transformers cannot make sense of."""
+    try:
+        yield
+    except Exception as error:  # their parsers raise anything, plain `Exception` included
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise MarbleError(
+            f"{folder}: cannot be opened ({cause}); is a file missing or damaged?"
+        ) from None
+
+
 def _check_lengths(
     prompts: Iterable[str], tokenizer: Any, tokenizer_3: Any, t5_tokens: int
 ) -> None:
@@ -240,12 +261,25 @@ def _check_lengths(
         return
     tokenizer, limit = max(limits, key=lambda pair: pair[1])
     with quiet():
-        counts = [len(ids) for ids in tokenizer(prompts)["input_ids"]]
+        counts = _count_tokens(prompts, tokenizer, limit)
     for prompt, count in zip(prompts, counts):
         if count > limit:
             shown = prompt if len(prompt) <= 80 else prompt[:77] + "…"
+            more = " or more" if len(prompt) > PREFIX else ""
             raise MarbleError(
-                f'prompt too long: "{shown}" has {count} tokens, the text encoders take '
+                f'prompt too long: "{shown}" has {count}{more} tokens, the text encoders take '
                 f"{limit}; shorten it, raise model.max_sequence_length or set "
                 "model.truncate_prompts=true"
             )
+
+
+def _count_tokens(prompts: list[str], tokenizer: Any, limit: int) -> list[int]:
+    """Tokens of each prompt; of a long one whose beginning is beyond `limit`, of that alone.
+
+    Rules of a tokenizer may take time quadratic in the length: a book as a prompt must not hang.
+    """
+    counts = [len(ids) for ids in tokenizer([p[:PREFIX] for p in prompts])["input_ids"]]
+    return [
+        len(tokenizer(prompt)["input_ids"]) if len(prompt) > PREFIX and count <= limit else count
+        for prompt, count in zip(prompts, counts)
+    ]

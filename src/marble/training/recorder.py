@@ -107,26 +107,21 @@ class Recorder:
             self._evaluate(trainer, "base", say)
         self._settle()
 
-    def step(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        def write() -> None:
-            self._metrics.write(row)
-            self._trackers.log(row["step"], row)
-            self._checkpoints.check()
-
-        self._attempt(write)
-
-    def epoch(self, trainer: Trainer, steps: int, stopping: bool, seconds: float, say: Say) -> None:
-        """After an epoch of `steps` optimiser steps: samples, evaluation, checkpoint, as due."""
+    def epoch(self, trainer: Trainer, rows: list[dict[str, Any]], stopping: bool, say: Say) -> None:
+        """After an epoch: samples, evaluation, its rows of metrics and a checkpoint, as due."""
         recipe, step = self.recipe, trainer.step
         last = trainer.finished
 
         def due(every: int) -> bool:
-            return every > 0 and step // every > (step - steps) // every
+            return every > 0 and step // every > (step - len(rows)) // every
 
         if due(recipe.log.samples_every) or last:
             self._samples(trainer)
-        if last or due(recipe.eval.every):
-            self._evaluate(trainer, "trained", say)
+        try:
+            if last or due(recipe.eval.every):
+                rows[-1]["time/eval"] = self._evaluate(trainer, "trained", say)
+        finally:  # the steps were taken, whatever becomes of their evaluation
+            self._attempt(lambda: self._write_rows(rows))
         if last or stopping or due(recipe.train.checkpoint_every):
             self._checkpoint(trainer)
         self._attempt(lambda: self._write_status("running", step))
@@ -214,7 +209,14 @@ class Recorder:
         assert self._folder is not None
         self._folder.write_status(status, step, self.recipe.train.steps, self._seconds_before)
 
-    def _evaluate(self, trainer: Trainer, policy: str, say: Say) -> None:
+    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self._metrics.write(row)
+            self._trackers.log(row["step"], row)
+        self._checkpoints.check()
+
+    def _evaluate(self, trainer: Trainer, policy: str, say: Say) -> float:
+        """Scores a policy on the held-out prompts; the seconds it took."""
         adapter, parts, recipe = trainer.adapter, trainer.parts, self.recipe
         use_ema = policy == "trained" and recipe.eval.ema
         with adapter.swapped(trainer.ema if use_ema else adapter.lora_state()):
@@ -231,6 +233,7 @@ class Recorder:
         for warning in dict.fromkeys(w for part in self.processes.gather(own) for w in part):
             say(f"step {trainer.step}, evaluation: {warning}")
         self._attempt(lambda: self._write_evaluation(trainer.step, policy, result, say))
+        return result.seconds
 
     def _write_evaluation(self, step: int, policy: str, result: Evaluation, say: Say) -> None:
         assert self._folder is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,15 +110,13 @@ def _loop(
         if recorder.fresh:
             recorder.begin(trainer, display.say)
         while not trainer.finished:
-            started = time.perf_counter()
             rows = trainer.run_epoch()
             for row in rows:
-                recorder.step(trainer, row)
                 display.show(row)
             for warning in trainer.warnings:
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
-            recorder.epoch(trainer, len(rows), stopping, time.perf_counter() - started, display.say)
+            recorder.epoch(trainer, rows, stopping, display.say)
             if stopping:
                 break
     reason = None if trainer.finished else stop.reason or "another process was asked to stop"
