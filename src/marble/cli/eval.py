@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,8 @@ def evaluate(
         make_folder(out)
     with stdout_kept(as_json):
         record = measure(policy.recipe, policy.lora, out=out, device=device)
+    if os.environ.get("RANK", "0") != "0":  # all processes know the result, one tells it
+        return
     record = {"model": policy.label, "recipe": policy.recipe.name, **record}
     if as_json:
         print_json(record)
