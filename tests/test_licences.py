@@ -1,9 +1,11 @@
 """What an install brings may be shipped with Apache-2.0 code: nothing under the GPL."""
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from licences import installed, is_copyleft
@@ -19,8 +21,17 @@ def test_nothing_that_the_rewards_need_is_under_the_gpl():
     assert [name for name, text in found.items() if text == "not stated"] == []
 
 
+def test_the_rewards_extra_names_what_rewards_import():
+    """Of this checkout, whose metadata an editable install may have missed."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    names = {Requirement(line).name for line in extras["rewards"]}
+    assert names == {"rapidocr", "onnxruntime", "httpx"}  # OCR twice, and the HTTP clients
+
+
 def test_the_install_compiles_nothing_old_and_needs_no_torchvision():
     found = set(installed("marble-rl", {"rewards"}))
+    assert {"rapidocr", "onnxruntime", "opencv-python-headless"} <= found
     assert not found & {"mmcv", "mmdet", "paddlepaddle", "hpsv2", "image-reward", "torchvision"}
 
 

@@ -182,11 +182,11 @@ def test_ctc_equals_torch():
 # Reading
 
 
-def picture_of(word, side, font, ink, paper):
+def picture_of(word, side, font, ink, paper, width=0.8):
     image = Image.new("RGB", (side, side), paper)
     draw = ImageDraw.Draw(image)
     sizes = [font.font_variant(size=size) for size in range(8, side // 3, 4)]
-    largest = [f for f in sizes if draw.textlength(word, f) < 0.8 * side][-1]
+    largest = [f for f in sizes if draw.textlength(word, f) < width * side][-1]
     draw.text((side / 2, side / 2), word, font=largest, fill=ink, anchor="mm")
     return np.asarray(image)
 
@@ -204,9 +204,10 @@ def words_256():
     pairs = [("black", "white"), ("white", "navy"), ("#aa2200", "#ffeecc"), ("#fff5a0", "#336633")]
     words = ["Garden", "COFFEE", "harvest", "Lighthouse", "OPEN", "music", "Bakery", "River"]
     words += ["Station", "MARKET", "pepper", "Window", "BRIDGE", "castle", "Autumn", "EXIT"]
+    words += ["Library", "SALE", "orange", "Kitchen", "THEATRE", "forest", "Sunday", "HOTEL"]
     faces = fonts()
     pictures = [
-        picture_of(word, 256, faces[i % len(faces)], *rng.choice(pairs))
+        picture_of(word, 256, faces[i % 3], *pairs[i % 4], width=rng.choice([0.35, 0.55, 0.8]))
         for i, word in enumerate(words)
     ]
     images = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()

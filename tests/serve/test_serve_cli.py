@@ -55,7 +55,7 @@ def test_the_missing_extra_is_named(package, monkeypatch):
 
 def test_the_client_names_the_extra_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(MarbleError, match=r"marble-rl\[serve\]"):
+    with pytest.raises(MarbleError, match=r"marble-rl\[rewards\]"):
         Remote("http://127.0.0.1:1", "x").score(
             torch.zeros(1, 3, 2, 2, dtype=torch.uint8), ["a"], [{}]
         )

@@ -163,7 +163,7 @@ def _httpx() -> Any:
     try:
         import httpx
     except ImportError:
-        raise MarbleError('rewards over HTTP need httpx: pip install "marble-rl[serve]"') from None
+        raise MarbleError('rewards over HTTP need httpx: pip install "marble-rl[rewards]"') from None
     return httpx
 
 
