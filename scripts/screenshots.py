@@ -45,6 +45,7 @@ def open_page(
         color_scheme="dark" if scheme == "dark" else "light",
         reduced_motion="reduce",
     )
+    page.set_default_timeout(180_000)
     page.goto(html.resolve().as_uri())
     page.wait_for_selector("html[data-ready]")
     return page
@@ -90,7 +91,9 @@ def shoot(
 def keep(png: bytes, file: Path) -> None:
     """256 colours are enough for charts and small pictures and keep the repository small."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+    # An octree keeps the colours of small marks, which a median cut gives up for large areas.
+    few = picture.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few.save(file, optimize=True)
 
 
 def main() -> None:

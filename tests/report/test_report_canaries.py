@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from _runs import Spec, make_run
+from _runs import HELDOUT, REWARDS, Spec, make_run
 
 from marble.evaluation.canaries import NAMES, canaries, diversity
+from marble.report.curves import training
 from marble.report.flags import base_range, checks, statistics
 from marble.report.folder import read_run
+from marble.report.gains import Gain
 from marble.report.verdict import judge
 
 
@@ -102,6 +105,70 @@ def test_a_cheating_run_is_flagged_in_plain_words(cheating: Path) -> None:
     flagged = {c.name: c.sentence for c in last.flagged}
     assert "gaudier" in flagged["saturation"]
     assert "grown alike" in flagged["diversity"]
+
+
+@pytest.mark.parametrize(("share", "flagged"), [(0.25, False), (0.45, True)])
+def test_a_third_of_the_pictures_outside_is_enough(
+    tmp_path: Path, share: float, flagged: bool
+) -> None:
+    """A model that cheats on one source leaves the average where it was."""
+    folder = make_run(tmp_path / "part", Spec(steps=20, eval_every=20))
+    read = read_run(folder)
+    assert read.base is not None
+    values = statistics(list(read.pictures(read.base).values()))["edges"]
+    band = base_range(values)
+    assert band is not None
+    index = folder / "evals/step-000020/index.json"
+    data = json.loads(index.read_text())
+    for i, sample in enumerate(data["samples"]):
+        outside = i < share * len(data["samples"])
+        sample["canaries"]["edges"] = band[1] * 1.01 if outside else float(np.median(values))
+    index.write_text(json.dumps(data))
+    last = judge(read_run(folder)).last
+    assert last is not None
+    edges = last.check("edges")
+    assert edges is not None and edges.flagged is flagged
+    if flagged:
+        assert "of the pictures are busier with edges than 95 % of the base's" in edges.sentence
+
+
+def gain(name: str, z: float, half: float) -> Gain:
+    return Gain(name, 0.0, z, z, z - half, z + half, spread=1.0, won=0.5, tied=0.0, n=48)
+
+
+def test_the_gap_needs_a_rise_and_a_sure_fall(run: Path) -> None:
+    read = read_run(run)
+
+    def sings(trained: list[Gain], held: list[Gain]) -> bool:
+        return next(c for c in checks(read, 1, {}, {}, trained, held) if c.name == "gap").flagged
+
+    up, down, flat = gain("a", 0.8, 0.2), gain("b", -0.6, 0.2), gain("c", 0.0, 0.2)
+    assert sings([up], [down])
+    assert sings([up, down, down], [down]), "one runaway is enough, whatever the mean says"
+    assert not sings([flat], [down]), "everything worse is a bad run, not a cheat"
+    assert not sings([up], [flat])
+    assert not sings([up], [gain("d", -0.05, 0.01)]), "sure, but too small to matter"
+    # Clear alone, but not once it is one of eight that were looked at.
+    barely = gain("e", -0.22, 0.2)
+    assert sings([up], [barely]) and not sings([up], [barely, *[flat] * 7])
+
+
+def test_rewards_without_a_coefficient_were_not_trained_on(tmp_path: Path) -> None:
+    """`single` lists five rewards and trains one: the rest are witnesses."""
+    folder = make_run(tmp_path / "single", Spec(method="single", steps=20, eval_every=20))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {f"coefficient/{name}": float(name == "clip") for name in REWARDS}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_run(folder)
+    others = [name for name in REWARDS if name != "clip"]
+    assert read.pursued == ["clip"] and read.heldout == [*others, *HELDOUT]
+    verdict = judge(read)
+    assert verdict.chosen is not None
+    assert [g.name for g in verdict.chosen.trained] == ["clip"]
+    assert [g.name for g in verdict.chosen.held] == read.heldout
+    assert training(read, 100)["alpha"] == {"clip": [1.0] * 20}
+    assert len(training(read, 100)["reward"]) == 5
 
 
 def test_held_out_falling_while_trained_rises_is_flagged(tmp_path: Path) -> None:

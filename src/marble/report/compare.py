@@ -80,7 +80,14 @@ def _costs(rows: list[dict[str, Any]]) -> Table:
     head = ["worst gain", "dominates", "collapses", "hypervolume", "worst cos", "conflict"]
     head += ["held-out conflict", "applied conflict", "time"]
     forms = [sigma, percent, percent, figure, signed, percent, percent, percent, duration]
-    return Table(head, _marked(rows, values, forms, [1, 1, -1, 1, 1, -1, -1, -1, 0]))
+    sense = [1, 1, -1, 1, 1, -1, -1, -1, 0]
+    # What no run measured has no column.
+    kept = [i for i in range(len(head)) if any(row[i] is not None for row in values)]
+    values = [[row[i] for i in kept] for row in values]
+    return Table(
+        [head[i] for i in kept],
+        _marked(rows, values, [forms[i] for i in kept], [sense[i] for i in kept]),
+    )
 
 
 def _leader(rows: list[dict[str, Any]]) -> str:
@@ -105,13 +112,13 @@ def _marked(
     forms: Sequence[Any],
     sense: Sequence[int],
 ) -> list[tuple[str, list[Cell]]]:
-    """Cells as text; the best of each column marked (sense 1: larger, −1: smaller, 0: none)."""
+    """Cells as text; a column's one best is marked (sense 1: larger, −1: smaller, 0: none)."""
     table = np.array([[math.nan if v is None else v for v in row] for row in values])
     best = []
     for column, way in zip(table.T, sense):
         known = column[np.isfinite(column)]
-        clear = way and len(known) > 1 and np.ptp(known) > 0
-        best.append((known.max() if way > 0 else known.min()) if clear else math.nan)
+        first = (known.max() if way > 0 else known.min()) if way and len(known) > 1 else math.nan
+        best.append(first if np.sum(known == first) == 1 else math.nan)  # a tie has no best
     return [
         (row["label"], [Cell(form(v), bool(v == b)) for v, form, b in zip(line, forms, best)])
         for row, line in zip(rows, table)

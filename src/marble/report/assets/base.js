@@ -109,7 +109,7 @@ function draw(id) {
 // Small multiples: one panel a name, each with its own scale, as many columns as fit.
 const PANEL = { left: 46, gap: 48, between: 52, top: 24, bottom: 30 };
 
-function panels(names, width, traces, { height = 150, titles = (n) => n, yaxis = () => ({}) } = {}) {
+function panels(names, width, traces, { height = 150, titles = (n) => n, units = () => "", yaxis = () => ({}) } = {}) {
   const fit = Math.max(1, Math.floor((width + 20) / (width < 600 ? 170 : 196)));
   const rows = Math.ceil(names.length / fit);
   const columns = Math.ceil(names.length / rows);
@@ -126,7 +126,7 @@ function panels(names, width, traces, { height = 150, titles = (n) => n, yaxis =
     extra[`xaxis${suffix}`] = axis("", { domain: [left, right], anchor: `y${suffix}`, nticks: 4, automargin: false });
     extra[`yaxis${suffix}`] = axis("", { domain: [bottom, top], anchor: `x${suffix}`, nticks: 5, automargin: false, ...yaxis(name) });
     extra.annotations.push({
-      text: plain(brief(titles(name), 26)), x: left, y: top, yshift: 3, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom",
+      text: plain(brief(titles(name), 26)) + units(name), x: left, y: top, yshift: 3, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom",
       showarrow: false, font: { size: 12.5, color: css("--ink") },
     });
     for (const trace of traces(name, i)) data.push({ ...trace, xaxis: `x${suffix}`, yaxis: `y${suffix}` });

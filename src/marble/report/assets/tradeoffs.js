@@ -65,18 +65,22 @@ chart("pareto", () => {
     const own = points.filter((p) => p.run === index);
     if (!own.length) return;
     const colour = several ? runColour(index) : css("--accent");
-    const last = own.length - 1;
-    data.push({
-      type: "scatter", mode: several ? "lines+markers" : "lines+markers+text", x: own.map((p) => p.x), y: own.map((p) => p.y), name: plain(run.name),
-      text: own.map((p) => (p.step ? (own.length <= 12 || p.step === own[last].step ? ` ${p.step}` : "") : " base")), textposition: "bottom right", textfont: { size: 11, color: css("--muted") },
-      line: { color: colour, width: 1, dash: "solid" },
-      marker: {
-        color: colour, size: own.map((p) => (front.includes(p) ? 13 : 8)), symbol: own.map((p) => (p.step ? runSymbol(index) : "circle-open")),
-        opacity: own.map((_, i) => 0.45 + (0.55 * i) / Math.max(1, last)), line: { color: css("--ink"), width: own.map((p) => (front.includes(p) && p.step ? 2 : 0)) },
-      },
-      ...(spans ? { error_x: span(own.map((p) => p.ex), colour), error_y: span(own.map((p) => p.ey), colour) } : {}),
-      customdata: own.map((p) => (p.step ? `step ${p.step}` : "base")), hovertemplate: `${plain(run.name)} %{customdata}<br>${plain(x)} %{x:.3g}<br>${plain(y)} %{y:.3g}<extra></extra>`,
-    });
+    // The path first, then the base as a ring, then the checkpoints: the legend shows the latter.
+    data.push({ type: "scatter", mode: "lines", x: own.map((p) => p.x), y: own.map((p) => p.y), line: { color: colour, width: 1 }, opacity: 0.6, hoverinfo: "skip", showlegend: false });
+    for (const some of [own.filter((p) => !p.step), own.filter((p) => p.step)]) {
+      if (!some.length) continue;
+      const last = some.length - 1, based = !some[0].step;
+      data.push({
+        type: "scatter", mode: several ? "markers" : "markers+text", x: some.map((p) => p.x), y: some.map((p) => p.y), name: plain(run.name), showlegend: several && !based,
+        text: some.map((p, i) => (based ? " base" : some.length <= 12 || i === last ? ` ${p.step}` : "")), textposition: "bottom right", textfont: { size: 11, color: css("--muted") },
+        marker: {
+          color: colour, size: some.map((p) => (front.includes(p) ? 13 : 9)), symbol: based ? "circle-open" : runSymbol(index),
+          opacity: some.map((_, i) => (based ? 1 : 0.5 + (0.5 * (i + 1)) / some.length)), line: { color: based ? colour : css("--ink"), width: some.map((p) => (based ? 1.5 : front.includes(p) ? 2 : 0)) },
+        },
+        ...(spans ? { error_x: span(some.map((p) => p.ex), colour), error_y: span(some.map((p) => p.ey), colour) } : {}),
+        customdata: some.map((p) => (p.step ? `step ${p.step}` : "base")), hovertemplate: `${plain(run.name)} %{customdata}<br>${plain(x)} %{x:.3g}<br>${plain(y)} %{y:.3g}<extra></extra>`,
+      });
+    }
     const origin = own.find((p) => p.step === 0);
     if (origin) {
       const rise = area(own, origin);
@@ -84,7 +88,7 @@ chart("pareto", () => {
     }
   });
   if (x !== y && notes.length) {
-    note.textContent = `Hypervolume beyond the base (${x} × ${y}): ` + notes.map((n) => (several ? `${n.name} ` : "") + number(n.rise)).join(", ") + ".";
+    note.textContent = `Hypervolume beyond the base (${x} × ${y}): ` + notes.map((n) => (several ? `${n.name} ` : "") + (n.rise ? number(n.rise) : "0")).join(", ") + ".";
   }
   return {
     data,
@@ -97,7 +101,7 @@ chart("parallel", (run, width) => {
   const several = DATA.runs.length > 1;
   const volumes = DATA.runs.filter((r) => r.hypervolume != null && r.pursued.length > 2);
   byId("parallel-note").textContent = volumes.length
-    ? `Hypervolume beyond the base over all trained rewards, in σ: ${volumes.map((r) => (several ? `${r.name} ` : "") + number(r.hypervolume)).join(", ")}.`
+    ? `Hypervolume beyond the base over all trained rewards, in σ: ${volumes.map((r) => (several ? `${r.name} ` : "") + (r.hypervolume ? number(r.hypervolume) : "0")).join(", ")}.`
     : "";
   const rows = several
     ? DATA.runs.map((r, i) => ({ run: r, index: i, gain: r.gains[r.gains.length - 1] })).filter((r) => r.gain)

@@ -82,13 +82,23 @@ chart("alpha", (run) => {
   };
 });
 
+// Ticks at 1, 2 and 5 of every decade, at its 1 alone over many: Plotly's own are bare digits.
+function logTicks(values) {
+  const known = values.filter((v) => v > 0).map(Math.log10);
+  if (!known.length) return {};
+  const low = Math.floor(Math.min(...known)), high = Math.ceil(Math.max(...known));
+  const tickvals = [];
+  for (let e = low; e <= high; e++) for (const m of high - low > 3 ? [1] : [1, 2, 5]) tickvals.push(m * 10 ** e);
+  return { tickvals, ticktext: tickvals.map((v) => String(Number(v.toPrecision(1)))) };
+}
+
 chart("grad-norm", (run) => {
   const t = run.training;
   const names = shown(run.rewards.filter((n) => t.grad_norm[n]));
   if (!names.length) return null;
   return {
     data: names.map((n) => rewardLine(t.steps, smooth(t.grad_norm[n]), n)),
-    layout: layout({ xaxis: axis("step"), yaxis: axis("‖g‖", { type: "log", exponentformat: "power" }), hovermode: hover(names) }),
+    layout: layout({ xaxis: axis("step"), yaxis: axis("‖g‖", { type: "log", ...logTicks(names.flatMap((n) => t.grad_norm[n])) }), hovermode: hover(names) }),
     alt: `Last values: ${summary(names, (n) => t.grad_norm[n])}.`,
   };
 });
@@ -99,8 +109,15 @@ chart("vitals", (run, width) => {
   const t = run.training;
   const names = Object.keys(VITALS).filter((n) => t.vitals[n]);
   if (!names.length) return null;
-  const built = panels(names, width, (n) => faintAndSmooth(t.steps, t.vitals[n], css("--accent"), "%{y:.3g}<extra></extra>"),
-    { titles: (n) => VITALS[n], yaxis: (n) => (n === "loss" ? {} : { rangemode: "tozero" }) });
+  // Very small numbers are shown in units of a power of ten, which the title names.
+  const powers = Object.fromEntries(names.map((n) => {
+    const top = Math.max(...t.vitals[n].filter((v) => v != null).map(Math.abs));
+    return [n, top > 0 && top < 0.01 ? Math.floor(Math.log10(top)) : 0];
+  }));
+  const scaled = (n) => t.vitals[n].map((v) => (v == null ? null : v / 10 ** powers[n]));
+  const unit = (n) => (powers[n] ? `, 10<sup>${String(powers[n]).replace("-", "−")}</sup>` : "");
+  const built = panels(names, width, (n) => faintAndSmooth(t.steps, scaled(n), css("--accent"), `%{y:.3g}${powers[n] ? `e${powers[n]}` : ""}<extra></extra>`),
+    { titles: (n) => VITALS[n], units: unit, yaxis: (n) => (n === "loss" ? {} : { rangemode: "tozero" }) });
   return { ...built, alt: `Last values: ${summary(names, (n) => t.vitals[n])}.` };
 });
 
