@@ -30,7 +30,8 @@ def test_plain_lines_without_a_terminal():
     assert "\x1b" not in text and "━" not in text
     lines = text.strip().splitlines()
     assert lines[0] == "held-out, base: [ocr] 0.1"  # brackets are no markup
-    assert lines[-1].startswith("step 3/3  ocr 0.200  worst cos -0.020  12.3 images/s")
+    assert lines[-1] == "step 3/3  ocr 0.200  worst cos -0.020  12.3 images/s"
+    assert re.fullmatch(r"step 1/3  ocr 0\.100  .*  0:00:0\d left", lines[1])
     assert len(lines) <= 3  # quiet: no line a step
 
 
@@ -42,8 +43,49 @@ def test_live_view_has_a_row_for_every_reward(width):
     assert "0.200" in ocr and "0.75" in ocr and "▁" in ocr and "█" in ocr
     other = next(line for line in last.splitlines() if "a-reward" in line)
     assert "–" in other and "0.25" in other  # nothing measured yet
-    assert "worst cosine of the update with a reward: -0.020" in last
+    assert "+0.200" in ocr  # last step against first
+    assert "worst cosine of the update with a reward: -0.020" in " ".join(last.split())
     assert "epoch 3" in last
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_live_view_keeps_to_one_line_a_reward(width):
+    """However long the run, its names or its numbers."""
+    names = ["ocr", "an-aesthetic-score-of-ones-own"]
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
+    display = Display(names, 500, 0, console)
+    for step in range(1, 301):
+        found = {"step": step, "epoch": step, "images_per_s": 123.4, "harmony/min": 0.1}
+        for name in names:
+            found |= {f"alpha/{name}": 0.5, f"reward/{name}/mean": 20 + 1e-6 * step}
+        display.show(found)
+    with console.capture() as capture:
+        console.print(display._table())
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
+    lines = [line for line in text.splitlines() if "20.000" in line]
+    assert len(lines) == 2
+    assert all(len(line) <= width and "0.50" in line and "e-0" in line for line in lines)
+    assert lines[0].count("█") >= 1 and len(lines[0].strip()) <= 130
+
+
+def test_what_goes_on_between_steps_is_named():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, height=30)
+    with Display(["ocr"], 3, 0, console) as display:
+        display.doing("evaluating 96 pictures")
+    assert "evaluating 96 pictures" in file.getvalue()
+
+
+def test_a_line_breaks_between_words_in_a_terminal_and_nowhere_else():
+    line = "held-out, base, step 0: " + "  ".join(f"reward-{i} 0.123" for i in range(9))
+    for terminal in (True, False):
+        file = io.StringIO()
+        console = Console(file=file, force_terminal=terminal, width=80, height=30)
+        Display(["ocr"], 3, 0, console).say(line)
+        lines = file.getvalue().splitlines()
+        assert len(lines) == (3 if terminal else 1)
+        assert all(len(part) <= 80 for part in lines) or not terminal
+        assert " ".join(file.getvalue().split()) == " ".join(line.split())
 
 
 def test_sparkline():

@@ -5,19 +5,25 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 BARS = "▁▂▃▄▅▆▇█"
-TREND = 24
+RECENT = 5
+"""Steps whose mean is shown as "now"."""
 
 
 class Display:
-    """Follows metric rows. Use as a context manager; `say` prints a line either way."""
+    """Follows metric rows. Use as a context manager; `say` prints a line either way.
+
+    `doing` names what goes on between steps, where it may take long.
+    """
 
     def __init__(self, names: list[str], steps: int, done: int, console: Console) -> None:
         self.names, self.steps, self.console = names, steps, console
@@ -48,7 +54,12 @@ class Display:
             self._live.stop()
 
     def say(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        # A terminal breaks between words, a file keeps the line whole.
+        whole = not self.console.is_terminal
+        self.console.print(line, highlight=False, markup=False, soft_wrap=whole)
+
+    def doing(self, what: str) -> None:
+        self._progress.update(self._task, note=what)
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Takes in one step's metrics."""
@@ -70,34 +81,45 @@ class Display:
             self.say(self._line(row, speed))
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2), header_style="dim")
-        for heading, justify in (("reward", "left"), ("now", "right"), ("change", "right")):
-            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-        table.add_column("trend")
-        table.add_column("α", justify="right")
+        table = Table(box=None, padding=(0, 2), header_style="dim", caption_justify="left")
+        # Names may take what two numbers, α, a short trend and the space between leave; then the
+        # trend takes the rest.
+        most = max(8, self.console.width - 46)
+        longest = min(most, max(map(len, self.names)))
+        trend = min(48, max(4, self.console.width - longest - 42))
+        table.add_column("reward", no_wrap=True, max_width=most)
+        for heading in ("now", "change"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("trend", no_wrap=True)
+        table.add_column("α", justify="right", no_wrap=True)
         for name in self.names:
             values = self.history[name]
-            now, change = (_mean(values[-5:]), _change(values)) if values else (None, None)
-            colour = "green" if (change or 0) >= 0 else "red"
+            change = _change(values)
+            colour = "green" if (change or 0) > 0 else "red"
             table.add_row(
-                name,
-                "–" if now is None else f"{now:.3f}",
-                "–" if change is None else f"[{colour}]{signed(change)}[/]",
-                sparkline(values, TREND),
+                escape(name),
+                f"{_mean(values[-RECENT:]):.3f}" if values else "–",
+                f"[{colour}]{signed(change)}[/]" if change else "–",
+                sparkline(values, trend),
                 f"{self.alpha.get(name, float('nan')):.2f}",
             )
+        caption = f"  means of {RECENT} steps"
         if self.worst is not None:
-            table.caption = f"worst cosine of the update with a reward: {self.worst:+.3f}"
+            caption += f"; worst cosine of the update with a reward: {self.worst:+.3f}"
+        table.caption = caption
         return table
 
     def _line(self, row: Mapping[str, Any], speed: str) -> str:
-        rewards = "  ".join(f"{n} {_mean(v[-5:]):.3f}" for n, v in self.history.items() if v)
-        worst = "" if self.worst is None else f"  worst cos {self.worst:+.3f}"
-        done = row["step"] - self._first
-        left = (time.monotonic() - self._started) / max(1, done) * (self.steps - row["step"])
-        return (
-            f"step {row['step']}/{self.steps}  {rewards}{worst}  {speed}  {left / 60:.1f} min left"
-        )
+        rewards = [f"{n} {_mean(v[-RECENT:]):.3f}" for n, v in self.history.items() if v]
+        parts = [f"step {row['step']}/{self.steps}", *rewards]
+        if self.worst is not None:
+            parts.append(f"worst cos {self.worst:+.3f}")
+        parts.append(speed)
+        done, left = row["step"] - self._first, self.steps - row["step"]
+        if left:
+            seconds = (time.monotonic() - self._started) / max(1, done) * left
+            parts.append(f"{timedelta(seconds=round(seconds))} left")
+        return "  ".join(parts)
 
 
 def signed(value: float) -> str:
@@ -122,6 +144,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _change(values: list[float]) -> float:
-    """Last five against first five."""
-    return _mean(values[-5:]) - _mean(values[:5])
+def _change(values: list[float]) -> float | None:
+    """The last few steps against the first few; None before there are two."""
+    if len(values) < 2:
+        return None
+    few = min(RECENT, len(values) // 2)
+    return _mean(values[-few:]) - _mean(values[:few])

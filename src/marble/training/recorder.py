@@ -24,6 +24,7 @@ from marble.training.checkpoint import (
     step_name,
 )
 from marble.training.closing import closing_table, write_model_card
+from marble.training.display import Display
 from marble.training.evaluate import Evaluation, evaluate_policy
 from marble.training.folder import DISK_ERRORS, RunFolder, environment
 from marble.training.loop import Trainer
@@ -100,14 +101,16 @@ class Recorder:
 
     # -- as the run goes --------------------------------------------------------------------
 
-    def begin(self, trainer: Trainer, say: Say) -> None:
+    def begin(self, trainer: Trainer, display: Display) -> None:
         """Before the first step: the untouched model on the held-out prompts."""
         self._attempt(lambda: self._write_status("running", 0))
         if self.recipe.eval.at_start:
-            self._evaluate(trainer, "base", say)
+            self._evaluate(trainer, "base", display)
         self._settle()
 
-    def epoch(self, trainer: Trainer, rows: list[dict[str, Any]], stopping: bool, say: Say) -> None:
+    def epoch(
+        self, trainer: Trainer, rows: list[dict[str, Any]], stopping: bool, display: Display
+    ) -> None:
         """After an epoch: samples, evaluation, its rows of metrics and a checkpoint, as due."""
         recipe, step = self.recipe, trainer.step
         last = trainer.finished
@@ -119,7 +122,7 @@ class Recorder:
             self._samples(trainer)
         try:
             if last or due(recipe.eval.every):
-                rows[-1]["time/eval"] = self._evaluate(trainer, "trained", say)
+                rows[-1]["time/eval"] = self._evaluate(trainer, "trained", display)
         finally:  # the steps were taken, whatever becomes of their evaluation
             self._attempt(lambda: self._write_rows(rows))
         if last or stopping or due(recipe.train.checkpoint_every):
@@ -215,9 +218,10 @@ class Recorder:
             self._trackers.log(row["step"], row)
         self._checkpoints.check()
 
-    def _evaluate(self, trainer: Trainer, policy: str, say: Say) -> float:
+    def _evaluate(self, trainer: Trainer, policy: str, display: Display) -> float:
         """Scores a policy on the held-out prompts; the seconds it took."""
         adapter, parts, recipe = trainer.adapter, trainer.parts, self.recipe
+        display.doing(f"evaluating {len(parts.eval_samples)} pictures")
         use_ema = policy == "trained" and recipe.eval.ema
         with adapter.swapped(trainer.ema if use_ema else adapter.lora_state()):
             result = evaluate_policy(
@@ -231,8 +235,8 @@ class Recorder:
         # Handed out here: a row of metrics holds only what its own epoch had to say.
         own = [w for part in (parts.rewards, parts.heldout) if part for w in part.warnings()]
         for warning in dict.fromkeys(w for part in self.processes.gather(own) for w in part):
-            say(f"step {trainer.step}, evaluation: {warning}")
-        self._attempt(lambda: self._write_evaluation(trainer.step, policy, result, say))
+            display.say(f"step {trainer.step}, evaluation: {warning}")
+        self._attempt(lambda: self._write_evaluation(trainer.step, policy, result, display.say))
         return result.seconds
 
     def _write_evaluation(self, step: int, policy: str, result: Evaluation, say: Say) -> None:

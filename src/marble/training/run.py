@@ -108,7 +108,7 @@ def _loop(
     display = Display(recipe.rewards.names, recipe.train.steps, trainer.step, console)
     with StopRequest(recipe.train.max_hours) as stop, display:
         if recorder.fresh:
-            recorder.begin(trainer, display.say)
+            recorder.begin(trainer, display)
         while not trainer.finished:
             rows = trainer.run_epoch()
             for row in rows:
@@ -116,7 +116,7 @@ def _loop(
             for warning in trainer.warnings:
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
-            recorder.epoch(trainer, rows, stopping, display.say)
+            recorder.epoch(trainer, rows, stopping, display)
             if stopping:
                 break
     reason = None if trainer.finished else stop.reason or "another process was asked to stop"
