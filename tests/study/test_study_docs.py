@@ -28,11 +28,12 @@ def test_blocks_are_filled_and_the_rest_is_left_alone(tmp_path):
     )
     gains = {"low": (0.1, 0.2), "high": (0.5, 0.6), "mid": (0.3, 0.4)}
     table = study_table(make_study(tmp_path / "runs", gains), tmp_path / "runs")
-    stored, _ = publish(table, page, tmp_path / "results")
+    stored, full, _ = publish(table, page, tmp_path / "results")
     text = page.read_text()
     assert "old numbers" not in text and text.startswith("before\n") and text.endswith("after\n")
     assert "| high | 2 | 0.550 ± 0.635 |" in text and "6 of 6 runs" in text
     assert "Not measured yet: `marble study studies/later.yaml`" in text
+    assert "mean weight" in full.read_text()
     assert json.loads(stored.read_text())["study"] == "mine"
     assert filled(text, tmp_path / "results") == text
 
@@ -54,6 +55,7 @@ def test_several_settings_become_columns_with_the_best_in_bold(tmp_path):
     study = Study("mine", "A study.", "studio", cells, show=("x", "y"))
     publish(study_table(study, tmp_path), page, tmp_path / "results")
     text = page.read_text()
+    assert "*one*: Paired by seed, `y` is ahead in worst gain" in text
     assert "| | one | two |" in text and "hidden" not in text
     assert "| x | 0.10 | **0.40** |" in text and "| y | **0.20** | 0.30 |" in text
 

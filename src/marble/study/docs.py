@@ -1,8 +1,8 @@
 """Study results in a documentation page: every number comes from a table that a study wrote.
 
 A page holds blocks `<!-- study: NAME -->` … `<!-- end of study -->`. `publish` keeps the table as
-`results/NAME.json` beside the study file and writes the block anew; a block without a table says
-that nothing has been measured.
+`results/NAME.json` and `.md` beside the study file and writes the block anew; a block without a
+table says that nothing has been measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marble.errors import MarbleError
-from marble.study.write import cell, order, summary, to_json
+from marble.study.write import cell, markdown, order, summary, to_json
 
 SHOWN = ["worst gain", "mean gain", "composite", "conflict, other half", "canaries"]
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
@@ -30,8 +30,9 @@ def publish(table: dict[str, Any], page: Path, results: Path) -> list[Path]:
     results.mkdir(exist_ok=True)
     stored = results / f"{table['study']}.json"
     stored.write_text(to_json(table))
+    stored.with_suffix(".md").write_text(markdown(table))
     page.write_text(filled(text, results))
-    return [stored, page]
+    return [stored, stored.with_suffix(".md"), page]
 
 
 def filled(text: str, results: Path) -> str:
@@ -52,12 +53,16 @@ def told(table: dict[str, Any]) -> list[str]:
     done = table["runs"] - len(table["missing"])
     lines = [
         f"{table['description']} {done} of {table['runs']} runs "
-        f"([all numbers](../studies/results/{table['study']}.json)).",
+        f"([all numbers](../studies/results/{table['study']}.md)).",
         "",
     ]
     if len(parts) == 1:
         return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0])]
-    return [*lines, "Worst relative gain:", "", *_across(parts)]
+    lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
+    lines += _across(parts)
+    for part in parts:
+        lines += ["", f"*{part['setting']}*: " + " ".join(order(part, ["worst gain"])).strip()]
+    return lines
 
 
 def _shown(part: dict[str, Any], names: list[str] | None) -> dict[str, Any]:

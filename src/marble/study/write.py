@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +108,18 @@ def weights(part: dict[str, Any]) -> list[str]:
     return _grid(["mean weight ᾱ", *names], body)
 
 
-def order(part: dict[str, Any]) -> list[str]:
+def order(part: dict[str, Any], measures: Sequence[str] = ()) -> list[str]:
     """What the seeds agree on, and whom the leader is clear of, in sentences."""
     lines = []
-    for by, found in part["ranks"].items():
+    for by in measures or part["ranks"]:
+        found = part["ranks"][by]
         if found:
             lines.append(
                 f"Order by {by}: Kendall's W = {found['kendall_w']:.2f} (mean Spearman "
                 f"{found['mean_spearman']:.2f}) over {found['seeds']} seeds; `{found['first']}` is "
                 f"first in {found['first_in']} of {found['seeds']}.  "
             )
-    for by in part["ranks"]:
+    for by in measures or part["ranks"]:
         apart: list[str] = []
         close: list[str] = []
         for row in part["rows"]:
