@@ -105,9 +105,14 @@ def train_reward_models(
     Realism.save(realism, out_dir / "realism")
     print(f"reward models trained in {time.perf_counter() - began:.0f} s", flush=True)
 
-    table = acceptance(out_dir, held_out, device=train.device)
+    return measure(out_dir, held_out)
+
+
+def measure(folder: Path, held_out: Pictures) -> dict[str, float]:
+    """Prints the acceptance table of the models in a folder and keeps it beside them."""
+    table = acceptance(folder, held_out, device=held_out.device)
     print(report(table), flush=True)
-    (out_dir / "acceptance.json").write_text(json.dumps(table, indent=1) + "\n")
+    (folder / "acceptance.json").write_text(json.dumps(table, indent=1) + "\n")
     return table
 
 
@@ -126,6 +131,7 @@ def main() -> None:
     add("--seconds", type=float, default=240.0, help="time to train, all models together")
     add("--vae", type=Path, help="folder of the studio's autoencoder, where it is there already")
     add("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2))
+    add("--measure", action="store_true", help="train nothing: only the acceptance table of --out")
     add("--smoke", action="store_true", help="every line once, tiny, meaningless weights")
     args = parser.parse_args()
     unseen, steps, batch = 2048, 10**9, 1024
@@ -136,6 +142,10 @@ def main() -> None:
     tokenizer_folder = args.out / "tokenizer"
     save_tokenizer(vocabulary(), tokenizer_folder)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    if args.measure:
+        measure(args.out, from_world(*twins(unseen, 102, 1, "test"), tokenizer, device))
+        shutil.rmtree(tokenizer_folder)
+        return
     # All pictures first: the world forks processes, which must happen before CUDA starts.
     worlds = [twins(args.pictures, 101, args.workers, "train"), twins(unseen, 102, 1, "test")]
     train, held_out = (from_world(right, wrong, tokenizer, device) for right, wrong in worlds)
