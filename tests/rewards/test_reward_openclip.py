@@ -152,6 +152,19 @@ def test_hpsv2_equals_open_clips_network(base, tmp_path, pictures, prompts):
     assert scores.std() > 0.01
 
 
+def test_a_checkpoint_in_half_precision_scores_in_the_precision_asked_for(
+    base, tmp_path, pictures, prompts
+):
+    """The published file is fp16."""
+    state = random_state(CLIPConfig.from_pretrained(base))
+    torch.save({"state_dict": {k: v.half() for k, v in state.items()}}, tmp_path / "half.pt")
+    torch.save({"state_dict": {k: v.half().float() for k, v in state.items()}}, tmp_path / "f.pt")
+    half, whole = (load("hpsv2", path=tmp_path / f, processor=base) for f in ("half.pt", "f.pt"))
+    assert half.encoder.model.dtype == torch.float32
+    args = (pictures, prompts, [{}] * 7)
+    torch.testing.assert_close(half.score(*args), whole.score(*args), atol=1e-6, rtol=0)
+
+
 def test_missing_parts_are_named(base, tmp_path):
     state = random_state(CLIPConfig.from_pretrained(base))
     del state["visual.proj"]
