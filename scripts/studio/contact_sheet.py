@@ -4,33 +4,64 @@ python scripts/studio/contact_sheet.py sheet.png --source geneval --split train 
 """
 
 import argparse
-import textwrap
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from marble.studio.world import compose, random_prompt, render
 
-SCALE = 3  # pictures are enlarged this many times
-CAPTION_PX = 30
+SIDE = 160  # pictures are enlarged to this many pixels
+GAP, MARGIN = 14, 24
+LINE, HEADING = 17, 40
+INK, PALE = "#222222", "#777777"
+
+Captioned = tuple[np.ndarray, str]
 
 
-def sheet(
-    pictures: list[np.ndarray], captions: list[str], columns: int = 8, scale: int = SCALE
-) -> Image.Image:
-    """Pictures in rows, each with its caption under it."""
-    size = pictures[0].shape[0] * scale
-    cell_w, cell_h = size + 8, size + CAPTION_PX + 6
-    rows = -(-len(pictures) // columns)
-    page = Image.new("RGB", (columns * cell_w, rows * cell_h), "white")
+def sheet(sections: Mapping[str, Sequence[Captioned]], columns: int = 8) -> Image.Image:
+    """Pictures in rows, each with its whole caption under it; a heading over each section."""
+    font, title = ImageFont.load_default(14), ImageFont.load_default(20)
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    rows: list[tuple[str, list[tuple[np.ndarray, list[str]]]]] = []
+    for heading, pictures in sections.items():
+        wrapped = [(picture, _lines(measure, text, font)) for picture, text in pictures]
+        for start in range(0, len(wrapped), columns):
+            rows.append((heading if start == 0 else "", wrapped[start : start + columns]))
+    heights = [
+        (HEADING if heading else 0) + SIDE + LINE * max(len(lines) for _, lines in row) + 2 * GAP
+        for heading, row in rows
+    ]
+    page = Image.new(
+        "RGB", (2 * MARGIN + columns * (SIDE + GAP) - GAP, 2 * MARGIN + sum(heights)), "white"
+    )
     draw = ImageDraw.Draw(page)
-    for i, (picture, caption) in enumerate(zip(pictures, captions)):
-        x, y = i % columns * cell_w + 4, i // columns * cell_h + 4
-        enlarged = Image.fromarray(picture).resize((size, size), Image.Resampling.NEAREST)
-        page.paste(enlarged, (x, y))
-        text = "\n".join(textwrap.wrap(caption, width=max(12, size // 6))[:2])
-        draw.multiline_text((x, y + size + 2), text, fill="black", spacing=1)
+    y = MARGIN
+    for (heading, row), height in zip(rows, heights):
+        top = y
+        if heading:
+            draw.text((MARGIN, top), heading, fill=PALE, font=title)
+            top += HEADING
+        for i, (picture, lines) in enumerate(row):
+            x = MARGIN + i * (SIDE + GAP)
+            enlarged = Image.fromarray(picture).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+            page.paste(enlarged, (x, top))
+            for n, line in enumerate(lines):
+                draw.text((x, top + SIDE + 6 + n * LINE), line, fill=INK, font=font)
+        y += height
     return page
+
+
+def _lines(draw: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont) -> list[str]:
+    """`text` broken between words so that every line is as narrow as a picture."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and draw.textlength(longer, font=font) <= SIDE:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def main() -> None:
@@ -43,8 +74,8 @@ def main() -> None:
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
     prompts = [random_prompt(args.source, rng, args.split) for _ in range(args.count)]
-    pictures = [render(compose(prompt, rng)) for prompt in prompts]
-    sheet(pictures, [prompt["prompt"] for prompt in prompts]).save(args.out)
+    pictures = [(render(compose(prompt, rng)), prompt["prompt"]) for prompt in prompts]
+    sheet({args.source: pictures}).save(args.out)
 
 
 if __name__ == "__main__":

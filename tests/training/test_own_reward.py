@@ -1,4 +1,4 @@
-"""A stranger's reward, word for word from the documentation."""
+"""A stranger's reward, word for word from the README and from the documentation."""
 
 import json
 import re
@@ -11,13 +11,15 @@ from marble.evaluation import compare_table
 from marble.recipe import load_recipe
 from marble.training.run import train
 
-DOCS = Path(__file__).parents[2] / "docs" / "training.md"
+ROOT = Path(__file__).parents[2]
+TOLD = {"README.md": "Add a reward of your own", "docs/training.md": "Your own reward"}
 
 
-@pytest.fixture
-def yaml_file(tmp_path, monkeypatch) -> Path:
+@pytest.fixture(params=TOLD)
+def yaml_file(request, tmp_path, monkeypatch) -> Path:
     """The section's two files as a reader would make them, in the current folder."""
-    section = DOCS.read_text().split("## Your own reward")[1].split("\n## ")[0]
+    text = (ROOT / request.param).read_text()
+    section = text.split(f"## {TOLD[request.param]}\n")[1].split("\n## ")[0]
     monkeypatch.chdir(tmp_path)
     for text in re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL):
         name = text.split("\n")[0].removeprefix("# ")
@@ -25,11 +27,16 @@ def yaml_file(tmp_path, monkeypatch) -> Path:
     return Path("warm.yaml")
 
 
+def inherited(yaml_file: Path) -> list[str]:
+    """The rewards that it adds to."""
+    return load_recipe(str(yaml_file)).rewards.names[:-1]
+
+
 def test_it_takes_under_five_lines(yaml_file):
     lines = [line for line in yaml_file.read_text().splitlines() if line and line[0] != "#"]
     assert len(lines) < 5
     recipe = load_recipe(str(yaml_file))
-    assert recipe.rewards.names == [*load_recipe("studio-fast").rewards.names, "warmth"]
+    assert recipe.rewards.names == [*load_recipe("studio").rewards.names, "warmth"]
 
 
 def check_run(folder: Path, others: list[str]) -> None:
@@ -57,9 +64,10 @@ def check_run(folder: Path, others: list[str]) -> None:
 def test_a_run_with_it(toy, yaml_file):
     """On the toy's model and beside two of its rewards, so that it takes seconds."""
     toys = ", ".join(f"{{name: {n}, reward: '{toy.rewards_file}:{n}'}}" for n in ("red", "dark"))
-    drop = load_recipe("studio-fast").rewards.names
+    drop = inherited(yaml_file)
     model = [word for word in toy.overrides() if not word.startswith("rewards.train")]
-    quick = ["train.steps=2", "rollout.steps=2", "data.prompts_per_epoch=2", "eval.prompts=1"]
+    quick = ["train.steps=2", "rollout.steps=2", "eval.prompts=1", "log.harmony_every=1"]
+    quick += ["data.prompts_per_epoch=2", "data.images_per_prompt=3", "train.batch_size=6"]
     recipe = load_recipe(
         str(yaml_file),
         [*model, *quick, f"rewards.drop=[{', '.join(drop)}]", f"rewards.add=[{toys}]"],
@@ -70,6 +78,8 @@ def test_a_run_with_it(toy, yaml_file):
 
 @pytest.mark.slow
 def test_a_run_with_it_on_the_studio(yaml_file):
-    recipe = load_recipe(str(yaml_file))
-    train(recipe, Path("run"), device="cpu", console=Console(quiet=True))
-    check_run(Path("run"), load_recipe("studio-fast").rewards.names)
+    """With `studio-fast`'s settings, whichever recipe it extends."""
+    text = yaml_file.read_text().replace("extends: studio\n", "extends: studio-fast\n")
+    yaml_file.write_text(text)
+    train(load_recipe(str(yaml_file)), Path("run"), device="cpu", console=Console(quiet=True))
+    check_run(Path("run"), inherited(yaml_file))
