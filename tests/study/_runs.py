@@ -42,7 +42,7 @@ def make_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "run.json").write_text(json.dumps({"status": status, "seconds": seconds}))
     rows = [{"step": i + 1, **row} for i, row in enumerate(harmony)]
-    rows.append({"step": len(rows) + 1, "alpha/a": 0.25, "alpha/b": 0.75})
+    rows.append({"step": len(rows) + 1, "coefficient/a": 0.5, "coefficient/b": 1.5})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = []
     for policy, step, scores, value in (

@@ -33,7 +33,7 @@ def test_blocks_are_filled_and_the_rest_is_left_alone(tmp_path):
     assert "old numbers" not in text and text.startswith("before\n") and text.endswith("after\n")
     assert "| high | 2 | 0.550 ± 0.635 |" in text and "6 of 6 runs" in text
     assert "Not measured yet: `marble study studies/later.yaml`" in text
-    assert "mean weight" in full.read_text()
+    assert "mean share" in full.read_text()
     assert json.loads(stored.read_text())["study"] == "mine"
     assert filled(text, tmp_path / "results") == text
 

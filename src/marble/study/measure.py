@@ -28,7 +28,7 @@ class Measured:
     gains: dict[str, float]
     """Relative gain of each score: paired mean gain ÷ standard deviation of the base's scores."""
     weights: dict[str, float]
-    """ᾱ of each training reward, mean over the run."""
+    """Share of each training reward's coefficient, c_k / Σ c, mean over the steps."""
     values: dict[str, float]
     trained: list[str]
     heldout: list[str]
@@ -63,7 +63,7 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         scores={name: last.mean(name) for name in names},
         base={name: base.mean(name) for name in names},
         gains=gains,
-        weights={name: _mean(run, f"alpha/{name}") for name in trained},
+        weights=dict(zip(trained, _shares(run, trained).tolist())),
         values=values,
         trained=trained,
         heldout=[name for name in names if name not in trained],
@@ -71,9 +71,15 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
     )
 
 
-def _mean(run: RunRecord, key: str) -> float:
-    found = [row[key] for row in run.metrics if isinstance(row.get(key), int | float)]
-    return float(np.mean(found)) if found else np.nan
+def _shares(run: RunRecord, names: list[str]) -> np.ndarray:
+    """Of the coefficients that the steps were taken with, on the raw gradients."""
+    rows = [[row.get(f"coefficient/{name}") for name in names] for row in run.metrics]
+    table = np.array([row for row in rows if None not in row], dtype=np.float64)
+    table = table.reshape(-1, len(names))
+    total = table.sum(axis=1)
+    if not (total > 0).any():
+        return np.full(len(names), np.nan)
+    return np.asarray((table / np.where(total > 0, total, 1)[:, None])[total > 0].mean(axis=0))
 
 
 def _canaries(run: RunRecord) -> float:

@@ -101,11 +101,11 @@ def scores(part: dict[str, Any]) -> list[str]:
 
 
 def weights(part: dict[str, Any]) -> list[str]:
-    """Which reward had how much say: ᾱ over the run."""
+    """Which reward had how much say, as shares of the coefficients."""
     rows = [row for row in part["rows"] if "weights" in row]
     names = part["trained"]
     body = [[row["name"], *(cell(row["weights"].get(n)) for n in names)] for row in rows]
-    return _grid(["mean weight ᾱ", *names], body)
+    return _grid(["mean share c/Σc", *names], body)
 
 
 def order(part: dict[str, Any], measures: Sequence[str] = ()) -> list[str]:
