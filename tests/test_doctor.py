@@ -195,6 +195,14 @@ def test_rewards_on_one_checkpoint_are_counted_once():
     assert alone - half == pytest.approx(2 * 986_109_441)
 
 
+def test_a_reward_model_that_is_here_is_counted_from_its_files(tiny):
+    here = ["rewards.heldout=[]", f"rewards.pickscore.options.path={tiny / 'transformer'}"]
+    published = reward_bytes(load_recipe("sd35m-5rewards", here[:1]))
+    counted = reward_bytes(load_recipe("sd35m-5rewards", here))
+    small = count_parameters(tiny / "transformer")
+    assert published - counted == pytest.approx(4 * (986_109_441 - small))
+
+
 def test_disk_grows_with_what_is_kept():
     few, many = (load_recipe("sd35m-5rewards", [f"train.keep_checkpoints={n}"]) for n in (1, 5))
     assert disk_gb(many) - disk_gb(few) == pytest.approx(4 * 6 * 4 * 18_776_064 / 1e9)

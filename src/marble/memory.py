@@ -146,8 +146,14 @@ def reward_bytes(recipe: Recipe) -> float:
             own = name != "clip-l" or entry.reward != "geneval"
             place = entry.options.get("path" if own else "clip", name)
             key = (str(place), precision)
-            models[key] = count * BYTES.get(precision, 4)
+            models[key] = (_counted(place) or count) * BYTES.get(precision, 4)
     return sum(models.values())
+
+
+def _counted(place: Any) -> int:
+    """Parameters of a checkpoint folder that is here; 0 if it is a name or a single file."""
+    folder = Path(str(place)).expanduser()
+    return count_parameters(folder) if folder.is_dir() else 0
 
 
 def disk_gb(recipe: Recipe) -> float:
