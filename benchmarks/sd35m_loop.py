@@ -137,7 +137,7 @@ def run(args: argparse.Namespace, root: Path, note: Callable[[dict[str, Any]], N
 
     if args.limit_gb and meter.cuda:
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(args.limit_gb * 1e9 / total, device)
+        torch.cuda.set_per_process_memory_fraction(args.limit_gb * 1e9 / total)
     torch.manual_seed(0)
     with meter("write random weights"):
         parameters = write_pipeline(root / "sd35m", device, tiny=tiny, full_t5=args.t5 == "full")
