@@ -88,6 +88,29 @@ def test_snr_tilts_alpha_by_the_signal_of_the_halves(model, data):
     np.testing.assert_allclose(tilted.alpha_raw_K, wanted / wanted.sum(), rtol=1e-6)
 
 
+def test_a_reward_that_only_one_half_knows_keeps_its_plain_norm(model, data):
+    """Reward 1 applies to the first four samples, which are one half of the step."""
+    r = probability(advantages(data.rewards, data.group))
+    parts = ([0, 1, 2, 3], [4, 5, 6, 7])
+    means = [
+        gradients(model, data, np.where(np.isin(np.arange(8), p), r, np.nan)) for p in parts[:1]
+    ]
+    rest = np.where(np.isin(np.arange(8), parts[1]), r, np.nan)
+    rest[1] = r[1]  # the same gradient in both halves
+    means.append(gradients(model, data, rest))
+    wanted = debiased_gram(np.array([[a @ b.T for b in means] for a in means]))
+    balancer = make_balancer(model, debias=True)
+    seen = {}
+    solve = balancer.harmoniser.solve
+    balancer.harmoniser.solve = lambda gram, *rest, **more: (
+        seen.update(gram=gram, **more) or solve(gram, *rest, **more)
+    )
+    two_timesteps(balancer, model, data, parts)
+    np.testing.assert_allclose(seen["gram"], wanted.gram_KK, rtol=1e-7)
+    assert seen["gram"][1, 1] == pytest.approx(means[0][1] @ means[0][1])
+    assert np.isnan(seen["signal_K"][1]) and np.isfinite(seen["signal_K"][[0, 2]]).all()
+
+
 def test_hybrid_sees_the_rewards_of_every_step(model, data):
     options = {"hybrid": "gate", "progress": {"warmup": 1, "gate_after": None}, "every": 1}
     balancer = make_balancer(model, **options)

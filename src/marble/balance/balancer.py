@@ -257,8 +257,9 @@ class Balancer:
         notes: tuple[str, ...] = ()
         if self.debias or self.harmoniser.steer.snr:
             if (plan.share_RS > 0).any(0).all():
-                pairs = [[self._half_gram(plan, a, b, **options) for b in (0, 1)] for a in (0, 1)]
-                debiased = debiased_gram(np.array(pairs)[..., : self.k, : self.k])
+                blocks, lone = self._across_halves(plan, **options)
+                debiased = debiased_gram(blocks)
+                debiased = replace(debiased, signal_K=np.where(lone, np.nan, debiased.signal_K))
             else:
                 notes = ("Telling signal from noise needs two micro-batches of different samples.",)
         signal = None if debiased is None else debiased.signal_K
@@ -269,6 +270,21 @@ class Balancer:
             self.jacobian.smooth(self.gradient_ema, everyone)
             options["ema"] = True
         return (self._gram(**options) if options else gram)[: self.k, : self.k], signal, notes
+
+    def _across_halves(self, plan: Plan, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Products across the halves, [2, 2, K, K], and the rewards that only one half knows.
+
+        Those have the same gradient in both: nothing tells their signal from noise.
+        """
+        pairs = [[self._half_gram(plan, a, b, **options) for b in (0, 1)] for a in (0, 1)]
+        blocks = np.array(pairs)[..., : self.k, : self.k]
+        absent = plan.share_RS.numpy()[: self.k] == 0
+        lone = absent.any(axis=1) & ~absent.all(axis=1)
+        for a in (0, 1):
+            blocks[a][:, lone & absent[:, a]] = blocks[1 - a][:, lone & absent[:, a]]
+        for a in (0, 1):
+            blocks[:, a][..., lone & absent[:, a]] = blocks[:, 1 - a][..., lone & absent[:, a]]
+        return blocks, lone
 
     def _half_gram(self, plan: Plan, a: int, b: int, **options: Any) -> np.ndarray:
         """Products of the *mean* gradients of two halves: slots hold sums over part of the step."""
