@@ -36,7 +36,7 @@ from .pipeline import save_pipeline
 from .tokenizer import MAX_LENGTH, build_tokenizer
 from .vae import encode_latents
 
-GUIDES = {"ocr": (3.0, 3.0), "geneval": (1.5, 2.0), "general": (1.5, 2.0)}
+GUIDES = {"ocr": (3.0, 3.0), "geneval": (1.15, 1.4), "general": (1.5, 2.0)}
 SHARES = {"ocr": 0.5, "geneval": 0.3, "general": 0.2}
 DROPPED = 0.05  # captions left out, so that guidance can still be asked for
 LONG_EVERY, LONG_BATCH = 8, 16
@@ -71,11 +71,14 @@ def refine(
     device: torch.device,
     budget: Budget,
     *,
+    teacher: Generator | None = None,
     batch: int = 64,
     peak_lr: float = 4e-4,
 ) -> Generator:
-    """Trains `model` to draw what it draws under guidance now. Returns the averaged weights."""
-    teacher = copy.deepcopy(model).to(device).eval().requires_grad_(False)
+    """Trains `model` to draw what `teacher` (by default the model as it is now) draws under
+    guidance. Returns the averaged weights."""
+    teacher = copy.deepcopy(model if teacher is None else teacher)
+    teacher = teacher.to(device).eval().requires_grad_(False)
     weaker = weaker.to(device).eval().requires_grad_(False)
     model = model.to(device)
     average = WeightAverage([model], decay=0.98)
@@ -135,10 +138,17 @@ def tokenize(tokenizer: Any, prompts: list[str]) -> Tensor:
     return torch.tensor(padded["input_ids"])
 
 
+def _load(folder: Path, vocabulary_size: int) -> Generator:
+    model = Generator(vocabulary_size, eos=1)
+    model.load_parts(folder)
+    return model
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m marble.studio.pretrain.refine")
     parser.add_argument("--from", dest="start", type=Path, required=True, help="pipeline folder")
     parser.add_argument("--weaker", type=Path, required=True, help="the same, trained less")
+    parser.add_argument("--student", type=Path, help="go on from this one; default: --from")
     parser.add_argument("--out", type=Path, required=True, help="where the better one goes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pictures", type=int, default=30_000)
@@ -149,17 +159,25 @@ def main() -> None:
     device, started = torch.device(args.device), time.perf_counter()
     words = vocabulary()
     tokenizer = build_tokenizer(words)
-    models = []
-    for folder in (args.start, args.weaker):
-        models.append(Generator(len(tokenizer), eos=1))
-        models[-1].load_parts(folder)
+    teacher, weaker, model = (
+        _load(folder, len(tokenizer))
+        for folder in (args.start, args.weaker, args.student or args.start)
+    )
     vae: Any = AutoencoderKL.from_pretrained(args.start / "vae").float().to(device).eval()
     latents, ids, guides = pictures(args.pictures, vae, tokenizer, device)
     print(f"{len(latents)} pictures in {time.perf_counter() - started:.0f} s", flush=True)
     empty = tokenize(tokenizer, [""])
-    model, weaker = models
     model = refine(
-        model, weaker, latents, ids, guides, empty, device, Budget(args.seconds), batch=args.batch
+        model,
+        weaker,
+        latents,
+        ids,
+        guides,
+        empty,
+        device,
+        Budget(args.seconds),
+        teacher=teacher,
+        batch=args.batch,
     )
     save_pipeline(args.out, model, vae, words, shift=1.0)
     print(f"refined after {time.perf_counter() - started:.0f} s", flush=True)
