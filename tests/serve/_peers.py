@@ -42,10 +42,10 @@ class Peer:
     """Answers the n-th request with the n-th behaviour, the last one for all that follow.
 
     A behaviour is a status with a body (bytes, or something for JSON), or a callable that gets the
-    handler and the request's JSON.
+    handler and the request's JSON. Asked for its health it names `rewards`.
     """
 
-    def __init__(self, *behaviours):
+    def __init__(self, *behaviours, rewards=()):
         self.behaviours = list(behaviours)
         self.requests = []
         peer = self
@@ -63,7 +63,12 @@ class Peer:
                 if behaviour is None:  # it has answered, or hung up, by itself
                     self.close_connection = True
                     return
-                status, content = behaviour
+                self.answer(*behaviour)
+
+            def do_GET(self):
+                self.answer(*((200, {"rewards": rewards}) if rewards else (501, b"")))
+
+            def answer(self, status, content):
                 content = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("content-type", "application/json")
