@@ -7,6 +7,7 @@ from rich.console import Console
 
 from marble.evaluation import compare_table
 from marble.recipe import METHODS, list_recipes, load_recipe
+from marble.training import setup
 from marble.training.run import train
 
 STUDIO = [name for name in list_recipes() if name.startswith("studio")]
@@ -83,10 +84,27 @@ def test_one_table_for_all(runs):
     json.dumps(table)
 
 
+@pytest.fixture(scope="module")
+def loaded_once():
+    """Rewards keep no state between runs, and loading them takes longer than these runs do."""
+    known = {}
+    honest = setup.load_reward
+
+    def load(name, **options):
+        key = name, repr(sorted(options.items()))
+        if key not in known:
+            known[key] = honest(name, **options)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "load_reward", load)
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_studio_fast_with_every_method(method, tmp_path):
-    """The real studio model and its rewards, as shipped."""
+def test_studio_fast_with_every_method(method, loaded_once, tmp_path):
+    """The real studio model and its rewards, as shipped; about 5 s a method on a free core."""
     own = {
         "single": ["balance.reward=ocr"],
         "sequential": ["balance.stages=[{rewards: [ocr], sources: [ocr]}, {}]"],

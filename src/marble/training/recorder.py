@@ -252,7 +252,9 @@ class Recorder:
         self._evals.write(record)
         means = {name: r["mean"] for name, r in record["rewards"].items()}
         self._trackers.log(step, {f"eval/{name}": mean for name, mean in means.items()})
-        shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+        shown = "  ".join(
+            f"{name} –" if mean is None else f"{name} {mean:.3f}" for name, mean in means.items()
+        )
         say(f"held-out, {policy}, step {step}: {shown}")
         groups = [s.group for s in result.samples]
         statistics = canaries(result.images.numpy(), groups)
