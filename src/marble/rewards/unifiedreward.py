@@ -71,8 +71,8 @@ class UnifiedReward(Reward):
             served = get_json(url, "/models").get("data", [])
         except MarbleError as error:
             raise MarbleError(
-                f"{error}; start one, e.g. `vllm serve {model} --host 127.0.0.1 --port 8080`, and "
-                "name it as `url:`"
+                f"{error}; start one, e.g. `python -m sglang.launch_server --model-path {model} "
+                "--port 8080` (docs/sd35.md), and name it as `url:`"
             ) from None
         ids = [entry.get("id") for entry in served if isinstance(entry, dict)]
         if ids and model not in ids:
