@@ -163,7 +163,8 @@ def _httpx() -> Any:
     try:
         import httpx
     except ImportError:
-        raise MarbleError('rewards over HTTP need httpx: pip install "marble-rl[rewards]"') from None
+        needs = 'rewards over HTTP need httpx: pip install "marble-rl[rewards]"'
+        raise MarbleError(needs) from None
     return httpx
 
 
