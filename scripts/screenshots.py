@@ -28,10 +28,12 @@ ARGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
 WIDE, PHONE = (1280, 900), (390, 844)
 SHARP = 1.5
 """Picture pixels a page pixel: text stays crisp on a dense screen."""
-TALLEST = 1500
+TALLEST = 1850
 """Page pixels of a section that are kept; the rest of a long one repeats itself."""
 MARGIN = 20
 OWN = ("verdict", "training", "harmony", "specialists", "pictures")
+WHOLE = {"dark": (WIDE, "dark"), "phone": (PHONE, "light")}
+NAMES = (*OWN, "tradeoffs", "canaries", "comparison", *WHOLE)
 UNPINNED = ".top, .chips { position: static !important; }"
 
 
@@ -81,7 +83,7 @@ def shoot(
         names = [name for name, source in wanted.items() if source == html]
         made |= {name: section(page, name) for name in names}
         page.close()
-    for name, size, scheme in (("dark", WIDE, "dark"), ("phone", PHONE, "light")):
+    for name, (size, scheme) in WHOLE.items():
         page = open_page(browser, own, size, scheme)
         made[name] = page.screenshot()
         page.close()

@@ -259,7 +259,7 @@ def _write_pictures(
     stats = canaries(np.stack([np.asarray(p).transpose(2, 0, 1) for p in pictures]))
     samples = []
     for i, (text, source) in enumerate(prompts):
-        pictures[i].save(folder / f"{i:03d}.png")
+        pictures[i].save(folder / f"{i:03d}.png", compress_level=1)
         scores = {}
         for k, name in enumerate((*spec.rewards, *spec.heldout)):
             luck = np.random.default_rng([spec.seed, 7, i, k])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from _runs import Spec, make_run
+from _train import train_methods
 
 from marble.report import write
 
@@ -48,6 +49,19 @@ def pages(
         "four": write(methods, out / "four.html"),
         "cheat": write([cheating], out / "cheat.html"),
     }
+
+
+@pytest.fixture(scope="session")
+def real_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Four methods, really trained; minutes, so for slow tests only."""
+    return train_methods(tmp_path_factory.mktemp("real"))
+
+
+@pytest.fixture(scope="session")
+def real_pages(real_runs: list[Path]) -> dict[str, Path]:
+    """The page of one run as `marble train` leaves it, and the comparison of four."""
+    four = write(real_runs, real_runs[0].parent / "four.html")
+    return {"one": real_runs[0] / "report.html", "four": four}
 
 
 @pytest.fixture(scope="session")

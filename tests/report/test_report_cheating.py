@@ -1,8 +1,8 @@
 """The canaries on runs that were really trained: one made to cheat, one as the recipe has it.
 
 The cheat is DiffusionNFT on the aesthetic score alone, without KL and at five times the recipe's
-learning rate: within a few steps every prompt gives the same red blob and the score soars. The
-other run differs in nothing but being the default recipe.
+learning rate: within a few steps the score soars and the pictures no longer care for their prompts.
+The other run differs in nothing but being the default recipe.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_report_real import train
+from _train import train
 
 from marble.report import write
 from marble.report.folder import read_run

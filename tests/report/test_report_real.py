@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,27 +13,7 @@ from _acts import (
     use_sliders,
     use_theme,
 )
-
-from marble.report import write
-
-METHODS = ("marble", "uniform", "weighted_sum", "progress")
-
-
-def train(out: Path, *words: str) -> Path:
-    """One real run of the command line, on one core."""
-    command = [sys.executable, "-m", "marble", "train", *words, "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--device", "cpu"], env=environment, check=True, timeout=1800)
-    return out
-
-
-@pytest.fixture(scope="module")
-def real_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of one run as `marble train` leaves it, and the comparison of four."""
-    root = tmp_path_factory.mktemp("real")
-    words = ["log.harmony_every=2", "eval.every=2"]
-    runs = [train(root / m, "studio-fast", f"balance.method={m}", *words) for m in METHODS]
-    return {"one": runs[0] / "report.html", "four": write(runs, root / "four.html")}
+from _train import METHODS
 
 
 @pytest.mark.slow

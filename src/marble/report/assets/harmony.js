@@ -28,7 +28,7 @@ function drawConflicts(run) {
     ...[signed(k.averages.min), signed(k.averages.mean), number(k.averages.var), `${Math.round(100 * k.conflict)} %`, String(k.n)].map((text) => el("td", { class: "n" }, text))));
   target.replaceChildren(el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of harmony" },
     el("table", {},
-      el("caption", {}, "Averages over refresh steps. Conflict rate: share of steps on which the worst reward's cosine is below zero."),
+      el("caption", {}, el("span", {}, "Averages over refresh steps. Conflict rate: share of steps on which the worst reward's cosine is below zero.")),
       el("thead", {}, el("tr", {}, ...head.map((h, i) => el("th", { scope: "col", class: i ? "n" : "" }, h)))),
       el("tbody", {}, ...rows))));
 }

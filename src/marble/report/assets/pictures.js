@@ -48,11 +48,12 @@ function chosenPairs() {
   const regressed = byId("picture-regressed").checked;
   const name = sort.slice(1), sign = sort[0] === "+" ? -1 : 1;
   const perReward = sort[0] === "+" || sort[0] === "-";
+  const change = (p) => p.scores[name][1] - p.scores[name][0]; // as shown under the pictures
   const rows = DATA.pairs[state.run].pairs.filter((p) =>
-    (!source || p.source === source) && (!perReward || p.z[name] != null) && (!regressed || (perReward ? p.z[name] < 0 : p.mean < 0)));
+    (!source || p.source === source) && (!perReward || p.scores[name]) && (!regressed || (perReward ? change(p) < 0 : p.mean < 0)));
   if (sort === "mean-") rows.sort((a, b) => a.mean - b.mean);
   if (sort === "mean+") rows.sort((a, b) => b.mean - a.mean);
-  if (perReward) rows.sort((a, b) => sign * (a.z[name] - b.z[name]));
+  if (perReward) rows.sort((a, b) => sign * (change(a) - change(b)));
   return rows;
 }
 

@@ -125,7 +125,7 @@ chart("parallel", (run, width) => {
     data,
     layout: layout({
       height: 400, showlegend: rows.length <= 12, legend: { ...legendBelow(), y: tilted ? -0.34 : -0.18 }, hovermode: names.length <= 12 ? "x unified" : "closest",
-      xaxis: axis("", { tickvals: x, ticktext: names.map((n) => plain(brief(n, 16)) + (held.includes(n) ? "<br><i>held out</i>" : "")), tickangle: tilted ? -45 : 0, tickfont: { size: 12, color: css("--ink") }, range: [-0.3, names.length - 0.7] }),
+      xaxis: axis("", { tickvals: x, ticktext: names.map((n) => (held.includes(n) ? `<i>${plain(brief(n, 16))}</i>` : plain(brief(n, 16)))), tickangle: tilted ? -45 : 0, tickfont: { size: 12, color: css("--ink") }, range: [-0.3, names.length - 0.7] }),
       yaxis: axis("gain, σ", { zeroline: true, zerolinecolor: css("--ink"), zerolinewidth: 1.5 }),
     }),
     alt: rows.slice(-4).map(({ run: owner, gain }) => `${several ? owner.name : "step " + gain.step}: lowest gain ${number(Math.min(...names.map((n) => gain.z[n]).filter((v) => v != null)))} σ`).join("; ") + ".",

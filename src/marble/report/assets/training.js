@@ -103,7 +103,7 @@ chart("grad-norm", (run) => {
   };
 });
 
-const VITALS = { kl: "KL to the base", old_deviation: "distance to v_old", loss: "loss" };
+const VITALS = { kl: "KL to the base", old_deviation: "to v_old", loss: "loss" };
 
 chart("vitals", (run, width) => {
   const t = run.training;
