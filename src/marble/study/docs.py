@@ -61,7 +61,8 @@ def told(table: dict[str, Any]) -> list[str]:
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
     lines += _across(parts)
     for part in parts:
-        lines += ["", f"*{part['setting']}*: " + " ".join(order(part, ["worst gain"])).strip()]
+        said = " ".join(line.strip() for line in order(part, ["worst gain"]))
+        lines += ["", f"*{part['setting']}*: {said}"]
     return lines
 
 
