@@ -1,11 +1,14 @@
 """The shipped base beside real pictures of the same held-out prompts, by every reward."""
 
+import json
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from marble.cli import app
 from marble.models.base import Adapter
 from marble.recipe import load_recipe
 from marble.studio.world import generate
@@ -93,3 +96,12 @@ def test_real_pictures_pass(scored, name):
 def test_the_two_preferences_differ_on_what_the_base_draws(scored):
     pick, aesthetic = (scored[name].base for name in ("studio-pick", "studio-aesthetic"))
     assert np.corrcoef(pick, aesthetic)[0, 1] < 0.7
+
+
+def test_the_base_leaves_room():
+    """On every held-out prompt: neither hopeless nor done, like SD3.5 without guidance."""
+    done = CliRunner().invoke(app, ["eval", "base", "--recipe", "studio", "--json"])
+    assert done.exit_code == 0, done.output
+    heldout = json.loads(done.stdout)["heldout"]
+    assert 0.3 <= heldout["ocr-read"]["mean"] <= 0.7
+    assert 0.3 <= heldout["geneval-strict"]["mean"] <= 0.7
