@@ -1,13 +1,14 @@
 """`python -m marble.studio.pretrain`: makes the studio's weights from nothing (`make studio`).
 
-Pictures, autoencoder and generator (trained, then refined) come from one process, the reward models
-(with their acceptance table) from a second one on the same GPU. About twenty minutes on an H200;
-`--smoke` runs every line, tiny, on a CPU.
+Pictures, autoencoder and generator (trained, refined, settled) come from one process, the reward
+models (with their acceptance table) from a second one on the same GPU. About twenty minutes on an
+H200; `--smoke` runs every line, tiny, on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import subprocess
 import sys
@@ -21,10 +22,11 @@ from diffusers import AutoencoderKL
 
 from ..world import generate, load_split, vocabulary
 from .common import Budget
-from .generator import sample_latents, train_generator
+from .generator import Generator, sample_latents, train_generator
 from .pipeline import save_pipeline
 from .refine import pictures as refining_pictures
 from .refine import refine
+from .settle import PEAK_LR, keep, own_samples
 from .tokenizer import MAX_LENGTH, build_tokenizer
 from .vae import decode_latents, encode_latents, train_vae
 
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=300_000)
     parser.add_argument("--vae-seconds", type=float, default=150)
     parser.add_argument("--generator-seconds", type=float, default=800)
-    parser.add_argument("--refine-seconds", type=float, default=90)
+    parser.add_argument("--refine-seconds", type=float, default=60, help="and to settle")
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--resume", type=Path, help="a former --out: keep its autoencoder, go on")
     parser.add_argument("--only-generator", action="store_true", help="leave the rewards alone")
@@ -108,7 +110,10 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
     when_vae_is_saved()
     latents = encode_latents(vae, images, device)
     ids = tokenize(prompts)
-    empty = tokenize([""])
+    empty, start = tokenize([""]), None
+    if args.resume:
+        start = Generator(len(tokenizer), eos=1)
+        start.load_parts(args.resume / "pipeline")
     model, weaker = train_generator(
         latents,
         ids,
@@ -117,12 +122,26 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
         device,
         args.generator_seconds,
         batch=args.batch,
-        start=args.resume and args.resume / "pipeline",
+        start=start,
     )
 
     teaching = refining_pictures(args.pictures // 5, vae, tokenizer, device)
     budget = Budget(args.refine_seconds)
     model = refine(model, weaker, *teaching, empty, device, budget, batch=args.batch // 2)
+    before = copy.deepcopy(model)
+    drawn_latents, drawn_ids = own_samples(model, tokenizer, args.pictures // 5, device, seed=1)
+    model, _ = train_generator(
+        drawn_latents,
+        drawn_ids,
+        empty,
+        len(tokenizer),
+        device,
+        args.refine_seconds,
+        batch=args.batch // 2,
+        peak_lr=PEAK_LR,
+        start=model,
+    )
+    keep(model, before)
 
     test = [p["prompt"] for s in ("ocr", "geneval", "general") for p in load_split(s, "test")[:64]]
     drawn = decode_latents(vae, sample_latents(model, tokenize(test), seed=7, shift=args.shift))

@@ -34,7 +34,7 @@ TEXT_WIDTHS = (128, 64)
 JOINT = sum(TEXT_WIDTHS)
 SHORT, LONG = 2, 256  # tokens that T5 sees
 # Every 12th step takes the long form, on few samples: each costs over four times as much.
-LONG_EVERY, LONG_BATCH = 12, 128
+LONG_EVERY = 12
 
 
 def new_text_encoder(
@@ -155,15 +155,12 @@ def train_generator(
     *,
     batch: int = 2048,
     peak_lr: float = 1.5e-3,
-    start: Path | None = None,
+    start: Generator | None = None,
 ) -> tuple[Generator, Generator]:
     """Flow matching on scaled `latents` [n, 16, 8, 8] with token `ids` [n, 16]; 8 % of the captions
-    are dropped so that guidance works too. `start`: a saved pipeline to go on from. Returns the
+    are dropped so that guidance works too. `start`: one to go on from. Returns the
     averaged weights, and those after 40 % of the time: the weaker model that `refine` wants."""
-    model = Generator(vocabulary, eos=1)
-    if start is not None:
-        model.load_parts(start)
-    model = model.to(device)
+    model = (Generator(vocabulary, eos=1) if start is None else start).to(device).train()
     average = WeightAverage([model], decay=0.9995)
     optimiser = torch.optim.AdamW(
         model.parameters(),
@@ -188,7 +185,7 @@ def train_generator(
         cosine_lr(optimiser, peak_lr, step, done)
         long = step % LONG_EVERY == LONG_EVERY - 1
         if long:
-            index = index[:LONG_BATCH]
+            index = index[: max(16, batch // 16)]
         x_0, tokens = latents[index].to(device).float(), ids[index].to(device)
         n = len(x_0)
         tokens = torch.where(torch.rand(n, 1, device=device) < 0.08, empty_ids, tokens)
