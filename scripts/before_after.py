@@ -54,7 +54,7 @@ def main() -> None:
                 sheet.paste(picture, (left, top + row * (SIDE + GAP)))
             _caption(draw, entry["prompt"], left, top + 2 * (SIDE + GAP), font)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.quantize(256).save(args.out, optimize=True)
+    sheet.save(args.out, optimize=True)
     print(args.out)
 
 
