@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from _runs import BASE, make_run, make_study, moved
+from _study_runs import BASE, make_run, make_study, moved
 
 from marble.errors import MarbleError
 from marble.study import Cell, Study, study_table

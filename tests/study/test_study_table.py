@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _runs import BASE, make_run, make_study, moved
+from _study_runs import BASE, make_run, make_study, moved
 
 from marble.errors import MarbleError
 from marble.study import Cell, Failure, study_table, write_tables
