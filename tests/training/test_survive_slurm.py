@@ -9,7 +9,9 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "slurm.sh"
 STANDINS = {
-    "scontrol": 'if [ "$1" = show ]; then echo node1; sleep 0.05; for n in {2..9}; do echo node$n; done; else echo "scontrol $*"; fi',
+    # Writes on when the reader of the first line may have gone.
+    "scontrol": 'if [ "$1" = show ]; then echo node1; sleep 0.05; for n in {2..9}; do echo node$n; '
+    'done; else echo "scontrol $*"; fi',
     "srun": 'while [[ "$1" == --* ]]; do shift; done; SLURM_NODEID=1 exec "$@"',
     "accelerate": 'printf "%s\\n" "$@"',
 }
