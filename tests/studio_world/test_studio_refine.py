@@ -51,7 +51,16 @@ def test_student_goes_to_the_guided_teacher(models, batch):
     target = guided(teacher, weaker, x, sigma, ids, empty, guides)
     cpu = torch.device("cpu")
     student = refine(
-        copy.deepcopy(teacher), weaker, x, ids, guides, empty, cpu, Budget(600, steps=12), batch=N
+        copy.deepcopy(teacher),
+        weaker,
+        x,
+        ids,
+        guides,
+        empty,
+        cpu,
+        Budget(600, steps=20),
+        batch=N,
+        peak_lr=8e-3,  # the warm-up is longer than these few steps
     )
 
     def distance(model):
