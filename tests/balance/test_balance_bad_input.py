@@ -24,17 +24,6 @@ from torch import nn
 from marble import Balancer
 from marble.errors import MarbleError, RewardError
 
-
-@pytest.fixture
-def model():
-    return make_model()
-
-
-@pytest.fixture
-def data():
-    return make_data()
-
-
 METHODS = ["marble", "uniform", "weighted_sum", "gdpo", "upgrad", "progress"]
 
 

@@ -24,16 +24,6 @@ from marble.balance.gates import dropout, only, stages
 
 
 @pytest.fixture
-def model():
-    return make_model()
-
-
-@pytest.fixture
-def data():
-    return make_data()
-
-
-@pytest.fixture
 def g(model, data):
     """The three gradients, from three separate backwards."""
     return gradients(model, data, probability(advantages(data.rewards, data.group)))

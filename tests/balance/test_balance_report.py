@@ -12,7 +12,6 @@ from _literal import (
     gradients,
     make_balancer,
     make_data,
-    make_model,
     marble_coefficients,
     min_norm,
     probability,
@@ -21,16 +20,6 @@ from _literal import (
 
 from marble.errors import CheckpointError
 from marble.harmonise import debiased_gram
-
-
-@pytest.fixture
-def model():
-    return make_model()
-
-
-@pytest.fixture
-def data():
-    return make_data()
 
 
 def partial_gradients(model, data, samples) -> np.ndarray:

@@ -9,23 +9,11 @@ from _literal import (
     close,
     gradients,
     make_balancer,
-    make_data,
-    make_model,
     probability,
     run_step,
 )
 
 from marble.harmonise import debiased_gram
-
-
-@pytest.fixture
-def model():
-    return make_model()
-
-
-@pytest.fixture
-def data():
-    return make_data()
 
 
 def literal(model, data, rewards):

@@ -8,7 +8,6 @@ H200; `--smoke` runs every line, tiny, on a CPU.
 from __future__ import annotations
 
 import argparse
-import copy
 import os
 import subprocess
 import sys
@@ -25,9 +24,9 @@ from .common import Budget
 from .generator import Generator, sample_latents, train_generator
 from .pipeline import save_pipeline
 from .refine import pictures as refining_pictures
-from .refine import refine
-from .settle import PEAK_LR, keep, own_samples
-from .tokenizer import MAX_LENGTH, build_tokenizer
+from .refine import refine, tokenize
+from .settle import settle
+from .tokenizer import build_tokenizer
 from .vae import decode_latents, encode_latents, train_vae
 
 # source → (share of the pictures, share of captions that are wrong in one thing, as on the web)
@@ -98,10 +97,6 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
     words = vocabulary()
     tokenizer = build_tokenizer(words)
 
-    def tokenize(prompts: list[str]) -> torch.Tensor:
-        padded = tokenizer(prompts, padding="max_length", max_length=MAX_LENGTH, truncation=True)
-        return torch.tensor(padded["input_ids"]).to(device)
-
     if args.resume:
         vae = AutoencoderKL.from_pretrained(args.resume / "vae").to(device).eval()
     else:
@@ -109,8 +104,8 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
     vae.save_pretrained(args.out / "vae")
     when_vae_is_saved()
     latents = encode_latents(vae, images, device)
-    ids = tokenize(prompts)
-    empty, start = tokenize([""]), None
+    ids = tokenize(tokenizer, prompts).to(device)
+    empty, start = tokenize(tokenizer, [""]).to(device), None
     if args.resume:
         start = Generator(len(tokenizer), eos=1)
         start.load_parts(args.resume / "pipeline")
@@ -128,23 +123,19 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
     teaching = refining_pictures(args.pictures // 5, vae, tokenizer, device)
     budget = Budget(args.refine_seconds)
     model = refine(model, weaker, *teaching, empty, device, budget, batch=args.batch // 2)
-    before = copy.deepcopy(model)
-    drawn_latents, drawn_ids = own_samples(model, tokenizer, args.pictures // 5, device, seed=1)
-    model, _ = train_generator(
-        drawn_latents,
-        drawn_ids,
-        empty,
-        len(tokenizer),
+    model = settle(
+        model,
+        tokenizer,
         device,
         args.refine_seconds,
+        samples=args.pictures // 5,
         batch=args.batch // 2,
-        peak_lr=PEAK_LR,
-        start=model,
     )
-    keep(model, before)
 
     test = [p["prompt"] for s in ("ocr", "geneval", "general") for p in load_split(s, "test")[:64]]
-    drawn = decode_latents(vae, sample_latents(model, tokenize(test), seed=7, shift=args.shift))
+    drawn = decode_latents(
+        vae, sample_latents(model, tokenize(tokenizer, test).to(device), seed=7, shift=args.shift)
+    )
     np.savez_compressed(args.out / "samples.npz", images=drawn.numpy(), prompts=np.array(test))
     held = images[:64].cpu()
     again = decode_latents(vae, latents[:64])

@@ -10,6 +10,7 @@ and fast with two.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -209,7 +210,7 @@ def train_generator(
         if step % 500 == 0:
             print(f"generator {step:6d}  {done:4.0%}  loss {loss.item():.4f}", flush=True)
     average.copy_to_live()
-    return model.eval(), model if weaker is None else weaker
+    return model.eval(), copy.deepcopy(model) if weaker is None else weaker
 
 
 @torch.no_grad()

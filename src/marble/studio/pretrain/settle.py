@@ -47,6 +47,35 @@ def own_samples(
     return sample_latents(model, ids, seed), ids
 
 
+def settle(
+    model: Generator,
+    tokenizer: Any,
+    device: torch.device,
+    seconds: float,
+    *,
+    samples: int,
+    batch: int,
+    seed: int = 1,
+) -> Generator:
+    """Trains `model` on `samples` pictures of its own, and keeps a share of what it was."""
+    before = copy.deepcopy(model.to(device).eval())
+    latents, ids = own_samples(before, tokenizer, samples, device, seed)
+    print(f"settle: {len(latents)} samples drawn", flush=True)
+    empty = tokenize(tokenizer, [""])
+    model, _ = train_generator(
+        latents,
+        ids,
+        empty,
+        len(tokenizer),
+        device,
+        seconds,
+        batch=batch,
+        peak_lr=PEAK_LR,
+        start=model,
+    )
+    return keep(model, before)
+
+
 @torch.no_grad()
 def keep(model: Generator, before: Generator, share: float = KEPT) -> Generator:
     """Mixes some of the weights from before into the settled model."""
@@ -63,7 +92,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     device, started = torch.device(args.device), time.perf_counter()
@@ -71,24 +100,16 @@ def main() -> None:
     tokenizer = build_tokenizer(words)
     model = Generator(len(tokenizer), eos=1)
     model.load_parts(args.start)
-    model = model.to(device).eval()
     vae: Any = AutoencoderKL.from_pretrained(args.start / "vae").float().to(device).eval()
-    latents, ids = own_samples(model, tokenizer, args.samples, device, args.seed)
-    print(f"{len(latents)} samples in {time.perf_counter() - started:.0f} s", flush=True)
-    empty = tokenize(tokenizer, [""])
-    before = copy.deepcopy(model)
-    model, _ = train_generator(
-        latents,
-        ids,
-        empty,
-        len(tokenizer),
+    model = settle(
+        model,
+        tokenizer,
         device,
         args.seconds,
+        samples=args.samples,
         batch=args.batch,
-        peak_lr=PEAK_LR,
-        start=model,
+        seed=args.seed,
     )
-    keep(model, before)
     save_pipeline(args.out, model, vae, words, shift=1.0)
     print(f"settled after {time.perf_counter() - started:.0f} s", flush=True)
 
