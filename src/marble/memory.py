@@ -49,8 +49,8 @@ REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
 #: Working memory of a reward on one batch, in bytes: the detector's pictures have 800 pixels.
 DETECTOR_PICTURE = 0.55e9
 OTHER_REWARD = 0.5e9
-#: Working memory of the T5 on a batch of prompts.
-ENCODING = 0.5e9
+#: Working memory of the T5 on a batch of prompts, with the layer at work if it is offloaded.
+ENCODING = 1.0e9
 
 ACTIVATION = 66.0
 """Bytes a token · layer · width kept for the backward without checkpointing."""
@@ -112,8 +112,7 @@ def estimate(recipe: Recipe) -> Estimate:
     drawing = recipe.rollout.batch_size * cells * ACTIVATION
     decoding = recipe.rollout.batch_size * (side * SHIFT_SCALE) ** 2 * VAE_PIXEL
     phases = {
-        # Offloaded encoders come one at a time.
-        "encoding prompts": base + ENCODING + (max(encoders) if model.offload_encoders else 0),
+        "encoding prompts": base + ENCODING,  # offloaded encoders come layer by layer
         "sampling": base + drawing + meanwhile,
         "decoding": base + decoding + meanwhile,
         "rewards": base + scoring,

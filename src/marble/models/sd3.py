@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import cpu_offload
 from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
@@ -65,12 +66,13 @@ class SD3Adapter(Adapter):
         self.truncate_prompts = truncate_prompts
         if self.t5_tokens > T5_TOKENS_MOST:
             raise MarbleError(f"model.max_sequence_length: at most {T5_TOKENS_MOST}")
-        self.offload_encoders = offload_encoders
         for name, part in pipeline.components.items():
             if isinstance(part, torch.nn.Module):
-                stays = offload_encoders and name in _ENCODERS
-                stays |= denoiser_on_cpu and name == "transformer"
+                streamed = offload_encoders and name in _ENCODERS
+                stays = streamed or (denoiser_on_cpu and name == "transformer")
                 part.requires_grad_(False).eval().to("cpu" if stays else self.device)
+                if streamed:  # each layer visits the device while it works: the T5 is 9.5 GB
+                    cpu_offload(part, self.device)
         with quiet():  # decoding in 16 bits costs visible levels and saves little
             pipeline.vae.to(torch.float32)
         pipeline.vae.to(memory_format=torch.channels_last)  # convolutions run a third faster
@@ -140,7 +142,7 @@ class SD3Adapter(Adapter):
     def _encode(self, prompts: list[str]) -> Conditioning:
         if self.pipeline.text_encoder is None:
             raise MarbleError(f'text encoders are freed and "{prompts[0][:80]}" is not cached')
-        with quiet(), self._encoders_here():
+        with quiet():
             embeds, _, pooled, _ = self.pipeline.encode_prompt(
                 prompts,
                 None,
@@ -150,31 +152,6 @@ class SD3Adapter(Adapter):
                 max_sequence_length=self.t5_tokens,
             )
         return Conditioning({"prompt_embeds": embeds, "pooled_prompt_embeds": pooled})
-
-    @contextmanager
-    def _encoders_here(self) -> Iterator[None]:
-        """Each text encoder on the device while it works, then back to where it waits.
-
-        One at a time: the T5 by itself is larger than all that a training step holds.
-        """
-
-        def arrive(encoder: torch.nn.Module, _: Any) -> None:
-            encoder.to(self.device)
-
-        def leave(encoder: torch.nn.Module, *_: Any) -> None:
-            encoder.to("cpu")
-            self._free_memory()
-
-        handles = []
-        for name in _ENCODERS if self.offload_encoders else ():
-            if (encoder := getattr(self.pipeline, name)) is not None:
-                handles.append(encoder.register_forward_pre_hook(arrive))
-                handles.append(encoder.register_forward_hook(leave, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def drop_encoders(self) -> None:
         for name in _ENCODERS:
