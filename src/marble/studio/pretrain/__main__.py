@@ -1,16 +1,14 @@
 """`python -m marble.studio.pretrain`: makes the studio's weights from nothing (`make studio`).
 
-Pictures, autoencoder and generator (trained, then distilled) come from one process, the reward
-models (with their acceptance table) from a second one on the same GPU. A quarter of an hour on an
+Pictures, autoencoder and generator (trained, refined, settled) come from one process, the reward
+models (with their acceptance table) from a second one on the same GPU. About twenty minutes on an
 H200; `--smoke` runs every line, tiny, on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -23,14 +21,16 @@ from diffusers import AutoencoderKL
 
 from ..world import generate, load_split, vocabulary
 from .common import Budget
-from .distil import distil
-from .generator import Generator, sample_latents, tokenize, train_generator
+from .generator import Generator, sample_latents, train_generator
 from .pipeline import save_pipeline
+from .refine import pictures as refining_pictures
+from .refine import refine, tokenize
+from .settle import settle
 from .tokenizer import build_tokenizer
 from .vae import decode_latents, encode_latents, train_vae
 
 # source → (share of the pictures, share of captions that are wrong in one thing, as on the web)
-SOURCES = {"geneval": (0.42, 0.45), "ocr": (0.4, 0.4), "general": (0.18, 0.3)}
+SOURCES = {"geneval": (0.45, 0.4), "ocr": (0.35, 0.5), "general": (0.2, 0.3)}
 
 
 def main() -> None:
@@ -40,43 +40,35 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pictures", type=int, default=300_000)
-    parser.add_argument("--vae-seconds", type=float, default=85)
-    parser.add_argument("--generator-seconds", type=float, default=390)
-    parser.add_argument("--distil-seconds", type=float, default=160)
-    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--vae-seconds", type=float, default=150)
+    parser.add_argument("--generator-seconds", type=float, default=800)
+    parser.add_argument("--refine-seconds", type=float, default=60, help="and to settle")
+    parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--resume", type=Path, help="a former --out: keep its autoencoder, go on")
     parser.add_argument("--only-generator", action="store_true", help="leave the rewards alone")
-    parser.add_argument("--rewards-seconds", type=float, default=250)
+    parser.add_argument("--shift", type=float, default=1.0, help="of the flow-match scheduler")
+    parser.add_argument("--rewards-seconds", type=float, default=400)
     parser.add_argument(
         "--smoke", action="store_true", help="every line once, tiny, meaningless weights"
     )
     args = parser.parse_args()
-    if args.resume and args.resume.resolve() == args.out.resolve():
-        parser.error("--resume and --out must differ: --out is emptied first")
     if args.smoke:
         args.pictures, args.vae_seconds, args.generator_seconds = 600, 15, 15
-        args.distil_seconds, args.batch = 5, 64
-    shutil.rmtree(args.out, ignore_errors=True)  # a new autoencoder makes all that was there old
-    args.out.mkdir(parents=True)
+        args.refine_seconds, args.batch = 5, 64
+    args.out.mkdir(parents=True, exist_ok=True)
     rewards: list[subprocess.Popen] = []
 
     def start_rewards() -> None:
         if not args.only_generator:
             rewards.append(_start_rewards(args))
 
-    try:
-        _generator(args, before_training=start_rewards)
-    except BaseException:
-        for process in rewards:
-            process.terminate()  # it would wait for the autoencoder for ever
-        raise
+    _generator(args, when_vae_is_saved=start_rewards)
     if any(process.wait() != 0 for process in rewards):
         sys.exit("studio: training the reward models failed; see its output above")
 
 
 def _start_rewards(args: argparse.Namespace) -> subprocess.Popen:
-    """The reward models train beside the generator: neither fills the GPU alone. They draw their
-    pictures while the autoencoder, which they wait for, is trained."""
+    """The reward models train beside the generator: neither fills the GPU alone."""
     command = [sys.executable, "-m", "marble.studio.pretrain.rewards"]
     command += ["--out", str(args.out / "rewards"), "--vae", str(args.out / "vae")]
     command += ["--device", args.device, "--seconds", str(args.rewards_seconds)]
@@ -93,13 +85,12 @@ def _pictures(count: int, workers: int) -> tuple[torch.Tensor, list[str]]:
     return torch.cat(images).contiguous(), prompts
 
 
-def _generator(args: argparse.Namespace, before_training: Callable[[], None]) -> None:
+def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) -> None:
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     device, started = torch.device(args.device), time.perf_counter()
     workers = max(1, (os.cpu_count() or 1) - 2)
     images, prompts = _pictures(args.pictures, workers)
-    before_training()
     images = images.to(device)
     print(f"{len(images)} pictures in {time.perf_counter() - started:.0f} s", flush=True)
 
@@ -110,15 +101,14 @@ def _generator(args: argparse.Namespace, before_training: Callable[[], None]) ->
         vae = AutoencoderKL.from_pretrained(args.resume / "vae").to(device).eval()
     else:
         vae = train_vae(images, device, Budget(args.vae_seconds))
-    vae.save_pretrained(args.out / "vae.part")
-    (args.out / "vae.part").rename(args.out / "vae")  # whole from its first moment
-    print(f"autoencoder after {time.perf_counter() - started:.0f} s", flush=True)
+    vae.save_pretrained(args.out / "vae")
+    when_vae_is_saved()
     latents = encode_latents(vae, images, device)
     ids = tokenize(tokenizer, prompts).to(device)
     empty, start = tokenize(tokenizer, [""]).to(device), None
     if args.resume:
         start = Generator(len(tokenizer), eos=1)
-        start.load_parts(args.resume / "trained")
+        start.load_parts(args.resume / "pipeline")
     model, weaker = train_generator(
         latents,
         ids,
@@ -130,22 +120,28 @@ def _generator(args: argparse.Namespace, before_training: Callable[[], None]) ->
         start=start,
     )
 
-    print(f"generator after {time.perf_counter() - started:.0f} s", flush=True)
-    for name, stage in (("trained", model), ("weaker", weaker)):
-        save_pipeline(args.out / name, copy.deepcopy(stage), copy.deepcopy(vae), words)
-    samples = args.pictures // 3
-    model = distil(
-        model, weaker, tokenizer, device, args.distil_seconds, samples=samples, batch=args.batch
+    teaching = refining_pictures(args.pictures // 5, vae, tokenizer, device)
+    budget = Budget(args.refine_seconds)
+    model = refine(model, weaker, *teaching, empty, device, budget, batch=args.batch // 2)
+    model = settle(
+        model,
+        tokenizer,
+        device,
+        args.refine_seconds,
+        samples=args.pictures // 5,
+        batch=args.batch // 2,
     )
 
     test = [p["prompt"] for s in ("ocr", "geneval", "general") for p in load_split(s, "test")[:64]]
-    drawn = decode_latents(vae, sample_latents(model, tokenize(tokenizer, test).to(device), seed=7))
+    drawn = decode_latents(
+        vae, sample_latents(model, tokenize(tokenizer, test).to(device), seed=7, shift=args.shift)
+    )
     np.savez_compressed(args.out / "samples.npz", images=drawn.numpy(), prompts=np.array(test))
     held = images[:64].cpu()
     again = decode_latents(vae, latents[:64])
     np.savez_compressed(args.out / "autoencoder.npz", real=held.numpy(), again=again.numpy())
-    save_pipeline(args.out / "pipeline", model, vae, words)
-    print(f"pipeline after {time.perf_counter() - started:.0f} s", flush=True)
+    save_pipeline(args.out / "pipeline", model, vae, words, shift=args.shift)
+    print(f"generator done after {time.perf_counter() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

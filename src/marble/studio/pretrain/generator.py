@@ -154,13 +154,13 @@ def train_generator(
     device: torch.device,
     seconds: float,
     *,
-    batch: int = 1024,
+    batch: int = 2048,
     peak_lr: float = 1.5e-3,
     start: Generator | None = None,
 ) -> tuple[Generator, Generator]:
     """Flow matching on scaled `latents` [n, 16, 8, 8] with token `ids` [n, 16]; 8 % of the captions
     are dropped so that guidance works too. `start`: one to go on from. Returns the
-    averaged weights, and those after 40 % of the time: the weaker model that `distil` wants."""
+    averaged weights, and those after 40 % of the time: the weaker model that `refine` wants."""
     model = (Generator(vocabulary, eos=1) if start is None else start).to(device).train()
     average = WeightAverage([model], decay=0.9995)
     optimiser = torch.optim.AdamW(
@@ -215,13 +215,21 @@ def train_generator(
 
 @torch.no_grad()
 def sample_latents(
-    model: Generator, ids: Tensor, seed: int, *, steps: int = 10, batch: int = 512
+    model: Generator,
+    ids: Tensor,
+    seed: int,
+    *,
+    steps: int = 10,
+    shift: float = 1.0,
+    batch: int = 512,
 ) -> Tensor:
     """Euler on the flow, no guidance; only to look at progress. The product samples elsewhere."""
     device, parts = ids.device, []
-    sigmas = torch.linspace(1, 0, steps + 1, device=device)
+    sigmas = torch.linspace(1, 1 / 1000, steps, device=device)
+    sigmas = torch.cat([shift * sigmas / (1 + (shift - 1) * sigmas), sigmas.new_zeros(1)])
     generator = torch.Generator("cpu").manual_seed(seed)
-    for part in ids.split(batch):
+    for start in range(0, len(ids), batch):
+        part = ids[start : start + batch]
         x = torch.randn(len(part), 16, 8, 8, generator=generator).to(device)
         for now, after in pairwise(sigmas):
             with autocast(device):
@@ -229,8 +237,3 @@ def sample_latents(
             x = x + (after - now) * v.float()
         parts.append(x)
     return torch.cat(parts)
-
-
-def tokenize(tokenizer: Any, prompts: list[str]) -> Tensor:
-    padded = tokenizer(prompts, padding="max_length", max_length=MAX_LENGTH, truncation=True)
-    return torch.tensor(padded["input_ids"])

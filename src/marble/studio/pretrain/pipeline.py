@@ -12,16 +12,15 @@ from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, StableDiff
 from .generator import Generator
 from .tokenizer import build_tokenizer
 
-SHIFT = 2.0
-"""Of the noise levels, as in SD3 (3 there): in ten steps more of them go to the layout."""
 
-
-def save_pipeline(folder: Path, model: Generator, vae: AutoencoderKL, words: list[str]) -> None:
+def save_pipeline(
+    folder: Path, model: Generator, vae: AutoencoderKL, words: list[str], *, shift: float
+) -> None:
     """Writes fp16 safetensors."""
     tokenizer = build_tokenizer(words)
     pipeline: Any = StableDiffusion3Pipeline(
         transformer=model.transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
         vae=vae,
         text_encoder=model.text_encoder,
         tokenizer=tokenizer,
