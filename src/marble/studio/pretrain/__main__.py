@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -52,23 +53,32 @@ def main() -> None:
         "--smoke", action="store_true", help="every line once, tiny, meaningless weights"
     )
     args = parser.parse_args()
+    if args.resume and args.resume.resolve() == args.out.resolve():
+        parser.error("--resume and --out must differ: --out is emptied first")
     if args.smoke:
         args.pictures, args.vae_seconds, args.generator_seconds = 600, 15, 15
         args.refine_seconds, args.batch = 5, 64
-    args.out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(args.out, ignore_errors=True)  # a new autoencoder makes all that was there old
+    args.out.mkdir(parents=True)
     rewards: list[subprocess.Popen] = []
 
     def start_rewards() -> None:
         if not args.only_generator:
             rewards.append(_start_rewards(args))
 
-    _generator(args, when_vae_is_saved=start_rewards)
+    try:
+        _generator(args, before_training=start_rewards)
+    except BaseException:
+        for process in rewards:
+            process.terminate()  # it would wait for the autoencoder for ever
+        raise
     if any(process.wait() != 0 for process in rewards):
         sys.exit("studio: training the reward models failed; see its output above")
 
 
 def _start_rewards(args: argparse.Namespace) -> subprocess.Popen:
-    """The reward models train beside the generator: neither fills the GPU alone."""
+    """The reward models train beside the generator: neither fills the GPU alone. They draw their
+    pictures while the autoencoder, which they wait for, is trained."""
     command = [sys.executable, "-m", "marble.studio.pretrain.rewards"]
     command += ["--out", str(args.out / "rewards"), "--vae", str(args.out / "vae")]
     command += ["--device", args.device, "--seconds", str(args.rewards_seconds)]
@@ -85,12 +95,13 @@ def _pictures(count: int, workers: int) -> tuple[torch.Tensor, list[str]]:
     return torch.cat(images).contiguous(), prompts
 
 
-def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) -> None:
+def _generator(args: argparse.Namespace, before_training: Callable[[], None]) -> None:
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     device, started = torch.device(args.device), time.perf_counter()
     workers = max(1, (os.cpu_count() or 1) - 2)
     images, prompts = _pictures(args.pictures, workers)
+    before_training()
     images = images.to(device)
     print(f"{len(images)} pictures in {time.perf_counter() - started:.0f} s", flush=True)
 
@@ -101,8 +112,9 @@ def _generator(args: argparse.Namespace, when_vae_is_saved: Callable[[], None]) 
         vae = AutoencoderKL.from_pretrained(args.resume / "vae").to(device).eval()
     else:
         vae = train_vae(images, device, Budget(args.vae_seconds))
-    vae.save_pretrained(args.out / "vae")
-    when_vae_is_saved()
+    vae.save_pretrained(args.out / "vae.part")
+    (args.out / "vae.part").rename(args.out / "vae")  # whole from its first moment
+    print(f"autoencoder after {time.perf_counter() - started:.0f} s", flush=True)
     latents = encode_latents(vae, images, device)
     ids = tokenize(tokenizer, prompts).to(device)
     empty, start = tokenize(tokenizer, [""]).to(device), None

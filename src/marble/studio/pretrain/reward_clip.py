@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -278,8 +279,7 @@ def save_clip(model: Any, tokenizer_folder: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     for file in tokenizer_folder.glob("*.json"):
         shutil.copy(file, folder / file.name)
-    model.half().cpu().save_pretrained(folder)
-    model.float()
+    copy.deepcopy(model).half().cpu().save_pretrained(folder)
     PREPROCESS.to_file(folder)
 
 

@@ -1,7 +1,7 @@
 """Trains every reward model of the studio: CLIP, preference, aesthetic, detector, held-out ones.
 
 ``python -m marble.studio.pretrain.rewards --out FOLDER`` does it alone, with a world of its own;
-``make studio`` calls :func:`train_reward_models` with the pictures it already has.
+``make studio`` starts it beside the generator.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def main() -> None:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--pictures", type=int, default=250_000)
     add("--seconds", type=float, default=240.0, help="time to train, all models together")
-    add("--vae", type=Path, help="folder of the studio's autoencoder, where it is there already")
+    add("--vae", type=Path, help="folder of the studio's autoencoder; waits until it is there")
     add("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2))
     add("--measure", action="store_true", help="train nothing: only the acceptance table of --out")
     add("--smoke", action="store_true", help="every line once, tiny, meaningless weights")
@@ -152,6 +152,8 @@ def main() -> None:
     print(
         f"reward data: 2 × {len(train)} pictures, {time.perf_counter() - began:.0f} s", flush=True
     )
+    while args.vae and not args.vae.is_dir():
+        time.sleep(1)
     train_reward_models(
         args.out,
         train,
