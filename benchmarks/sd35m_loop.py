@@ -185,6 +185,8 @@ def run(args: argparse.Namespace, root: Path, note: Callable[[dict[str, Any]], N
 
 
 def _setup(args: argparse.Namespace, recipe: Recipe, parameters: int) -> dict[str, Any]:
+    settings = recipe.model_dump(mode="json", include={"model", "rollout", "train"})
+    settings["model"]["path"] = "random weights"  # the folder is temporary
     return {
         "tiny": args.tiny,
         "t5": args.t5,
@@ -193,7 +195,7 @@ def _setup(args: argparse.Namespace, recipe: Recipe, parameters: int) -> dict[st
         "memory_limit_gb": args.limit_gb,
         "samples_per_epoch": recipe.samples_per_epoch,
         "timesteps_per_sample": recipe.timesteps_per_sample,
-        "recipe": recipe.model_dump(mode="json", include={"model", "rollout", "train"}),
+        "recipe": settings,
     }
 
 

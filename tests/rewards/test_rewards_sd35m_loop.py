@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ def test_the_sd35m_loop_runs_resumes_and_exports(tmp_path):
     assert result["phases"]["optimiser step, refresh"]["calls"] == 2
     assert result["phases"]["run: resume, 2 more steps"]["calls"] == 1
     assert result["complete"] and result["memory"] is None
+    assert result["setup"]["recipe"]["model"]["path"] == "random weights"
+    assert tempfile.gettempdir() not in out.read_text()
     assert set(result["rewards_alone"]) >= {"geneval", "ocr", "pickscore", "clipscore", "hpsv2"}
     changes = result["score_changes"]
     assert len(changes) == 8 and max(found["alone"] for found in changes.values()) <= 1e-4
