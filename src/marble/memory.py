@@ -1,9 +1,15 @@
 """What a recipe will need on one device, before anything is loaded.
 
 Weights and training states are counted exactly where the model's files are here, and from the
-published sizes of Stable Diffusion 3.5 Medium where they are not. Activations follow a rule of
-thumb: bytes a token, a layer and a unit of width, measured on an H200 (SD3.5 Medium, batch 9, 512
-pixels, bf16, no checkpointing: 32.05 GB).
+published sizes of Stable Diffusion 3.5 Medium where they are not. What the phases add follows
+rules of thumb, fitted to two measurements of SD3.5 Medium at 512 pixels in bf16 on an H200:
+
+- `benchmarks/results/sd35m_gradients.json`, a training step of batch 9 without checkpointing:
+  32.05 GB, from which `ACTIVATION` comes;
+- `benchmarks/results/sd35m_loop_h200.json`, the whole `sd35m-5rewards-1gpu` loop: everything else.
+  A test compares the estimate of each phase with the peak measured there.
+
+One setting was measured: that a phase grows in proportion to its batch is assumed.
 """
 
 from __future__ import annotations
@@ -46,17 +52,26 @@ REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
     "imagereward": (("imagereward", 446_206_689),),
     "geneval": (("clip-l", 427_616_513), ("mask2former", 68_741_083)),
 }
-#: Working memory of a reward on one batch, in bytes: the detector's pictures have 800 pixels.
-DETECTOR_PICTURE = 0.55e9
-OTHER_REWARD = 0.5e9
+#: Working memory of a reward, in bytes a picture: the detector's have 800 pixels. CLIP's and
+#: BLIP's is that of one byte of precision: 17 MB in fp32.
+DETECTOR_PICTURE = 0.75e9
+CLIP_PICTURE = 4.3e6
+#: Pictures a reward looks at together unless it is told otherwise; 64 where none is said.
+REWARD_BATCH = {"geneval": 8, "imagereward": 32}
 #: Working memory of the T5 on a batch of prompts, with the layer at work if it is offloaded.
-ENCODING = 1.0e9
+ENCODING = 1.1e9
 
 ACTIVATION = 66.0
 """Bytes a token · layer · width kept for the backward without checkpointing."""
-VAE_PIXEL = 3000.0
+AT_WORK = 80.0
+"""Bytes a token · width of the one block that is at work in the backward with checkpointing."""
+DRAWING = 26.0
+"""Bytes a token · width of a forward pass without a backward."""
+VAE_PIXEL = 3560.0
 """Bytes a pixel while the fp32 decoder works at full resolution."""
-CUDA_CONTEXT = 0.6e9
+CUDA_CONTEXT = 0.9e9
+WORKSPACES = 0.3e9
+"""Between the phases 12.43 GB stay allocated; 12.11 GB of them are counted one by one."""
 SHIFT_SCALE = 8
 CLIP_TOKENS, T5_TOKENS = 77, 256
 
@@ -95,6 +110,7 @@ def estimate(recipe: Recipe) -> Estimate:
         "LoRA and its states": 4.0 * lora * rows,
         "rewards": reward_bytes(recipe),
         "text encoders": 0 if model.offload_encoders else sum(encoders),
+        "workspaces": WORKSPACES,
         "CUDA itself": CUDA_CONTEXT,
     }
     base = sum(held.values())
@@ -103,13 +119,13 @@ def estimate(recipe: Recipe) -> Estimate:
     text = CLIP_TOKENS + (model.max_sequence_length or T5_TOKENS) * ("text_encoder_3" in parts)
     cells = ((side / config["patch_size"]) ** 2 + text) * width
     layers = config["num_layers"]
-    if model.gradient_checkpointing:  # the blocks' inputs, and two blocks at work
-        kept = cells * (4 * layers + 2 * ACTIVATION)
+    if model.gradient_checkpointing:  # the blocks' inputs, and one block at work
+        kept = cells * (size * layers + AT_WORK)
     else:
         kept = cells * layers * ACTIVATION
     scoring = _scoring(recipe)
     meanwhile = scoring if recipe.train.overlap_rewards else 0.0
-    drawing = recipe.rollout.batch_size * cells * ACTIVATION
+    drawing = recipe.rollout.batch_size * cells * DRAWING
     decoding = recipe.rollout.batch_size * (side * SHIFT_SCALE) ** 2 * VAE_PIXEL
     phases = {
         "encoding prompts": base + ENCODING,  # offloaded encoders come layer by layer
@@ -169,13 +185,18 @@ def disk_gb(recipe: Recipe) -> float:
 
 
 def _scoring(recipe: Recipe) -> float:
+    """Of the reward that needs most: they work one after the other."""
     biggest = 0.0
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
-        if entry.reward == "geneval":
-            at_once = min(int(entry.options.get("batch_size", 8)), recipe.rollout.batch_size)
-            biggest = max(biggest, at_once * DETECTOR_PICTURE)
-        elif entry.reward in REWARD_MODELS:
-            biggest = max(biggest, OTHER_REWARD)
+        if entry.reward not in REWARD_MODELS:
+            continue
+        detects = entry.reward == "geneval"
+        size = BYTES.get(str(entry.options.get("dtype", "fp32")), 4)
+        at_once = int(entry.options.get("batch_size", REWARD_BATCH.get(entry.reward, 64)))
+        if size == 4:  # in 16 bits every batch is filled up to this size
+            at_once = min(at_once, recipe.rollout.batch_size)
+        picture = DETECTOR_PICTURE * size / 4 if detects else CLIP_PICTURE * size
+        biggest = max(biggest, at_once * picture)
     return biggest
 
 
