@@ -230,3 +230,31 @@ def test_a_reward_without_information_leaves_the_step(toy, trainer):
     assert row["coefficient/flat"] == 0
     assert row["reward/flat/informative"] == 0
     assert any("flat" in note for note in row["notes"])
+
+
+@pytest.mark.parametrize("method", ["marble", "weighted_sum"])
+def test_on_policy_one_forward_gives_both_velocities(trainer, monkeypatch, method):
+    """With v_old = v_θ its pass is left out, to the same bits; a step that moved v_θ ends it."""
+    honest, told = optimise.take_step, []
+
+    def run(skip: bool, *overrides: str):
+        made = trainer(f"balance.method={method}", "train.steps=8", *overrides)
+
+        def watched(*args, on_policy, **options):
+            told.append(on_policy)
+            return honest(*args, on_policy=on_policy and skip, **options)
+
+        monkeypatch.setattr("marble.training.loop.take_step", watched)
+        told.clear()
+        rows = [row for _ in range(2) for row in made.run_epoch()]
+        return made, rows, list(told)
+
+    settings = ["rollout.old_decay.rate=0", "train.steps_per_epoch=2", "train.inner_epochs=2"]
+    fast, rows, where = run(True, *settings)
+    assert where == [True, False, False, False] * 2
+    plain, others, _ = run(False, *settings)
+    assert torch.equal(weights(fast), weights(plain))
+    for row, other in zip(rows, others):
+        assert row["loss"] == other["loss"] and row["old_deviation"] == other["old_deviation"]
+    assert rows[0]["old_deviation"] == 0 < rows[1]["old_deviation"]
+    assert run(True, "rollout.old_decay.rate=0.1")[2] == [True, False]

@@ -124,7 +124,8 @@ class Balance(Section):
         default="plain", description="Inner product of the Gram matrix: Euclidean, or Adam's."
     )
     priorities: dict[Name, Positive] = Field(
-        default_factory=dict, description="π_k: rewards are balanced as g_k / π_k; default 1."
+        default_factory=dict,
+        description="π_k: rewards are balanced as g_k / π_k (progress: c_k · π_k); default 1.",
     )
     floors: list[Name] = Field(
         default_factory=list, description="Rewards a step must never degrade (to first order)."

@@ -115,7 +115,8 @@ def _reward_problems(recipe: Recipe) -> Iterator[str]:
 def _balance_problems(recipe: Recipe) -> Iterator[str]:
     balance, names = recipe.balance, recipe.rewards.names
     for key in ("priorities", "floors", "groups"):
-        if getattr(balance, key) and not balance.uses_gram:
+        weighed = key == "priorities" and balance.method == "progress"
+        if getattr(balance, key) and not (balance.uses_gram or weighed):
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
     for key, off in (("hybrid", "none"), ("snr", 0.0)):
         if getattr(balance, key) != off and not balance.uses_gram:

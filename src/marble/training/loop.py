@@ -66,15 +66,19 @@ class Trainer:
             np.array([s.index for s in rollout.samples], dtype=np.int64),
         )
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
-        rows = []
+        rows: list[dict[str, Any]] = []
         train = self.recipe.train
+        # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.
+        followed = self.recipe.rollout.old_decay.at(self.epoch) == 0
         for inner in range(train.inner_epochs):
             for chosen in split_epoch(
                 batch.size, train.steps_per_epoch, train.seed, self.epoch, inner
             ):
                 if self.finished:
                     break
-                row = self._optimise(samples, rollout, batch, gathered.local_n, chosen, inner)
+                row = self._optimise(
+                    samples, rollout, batch, gathered.local_n, chosen, inner, followed and not rows
+                )
                 rows.append(row | skips)
         self.epoch += 1
         self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
@@ -120,6 +124,7 @@ class Trainer:
         local: torch.Tensor,
         chosen: np.ndarray,
         inner: int,
+        on_policy: bool,
     ) -> dict[str, Any]:
         started = time.perf_counter()
         positions = torch.from_numpy(chosen)
@@ -143,6 +148,7 @@ class Trainer:
             self.settings,
             step=step,
             inner=inner,
+            on_policy=on_policy,
         )
         applied = self._apply(report, [samples[i] for i in chosen])
         self.step += 1

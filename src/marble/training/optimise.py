@@ -43,8 +43,12 @@ def take_step(
     *,
     step: int,
     inner: int,
+    on_policy: bool = False,
 ) -> StepReport:
-    """Leaves the step's gradient, summed over processes, in `.grad`."""
+    """Leaves the step's gradient, summed over processes, in `.grad`.
+
+    on_policy: v_old and v_θ have the same weights, so that one forward pass gives both.
+    """
     starts = range(0, len(part.samples), settings.batch_size)
     count = settings.timesteps * len(starts)
     plan = balancer.begin_step(batch, step, micro_batches=count, pairs=settings.timesteps)
@@ -56,7 +60,8 @@ def take_step(
             chosen = slice(start, start + settings.batch_size)
             with_kl = settings.kl > 0 and (number + offset) % settings.kl_every == 0
             kl = settings.kl * settings.kl_every if with_kl else 0.0
-            _micro_batch(adapter, plan, part, chosen, levels[j, chosen], settings, inner, j, kl)
+            sigma = levels[j, chosen]
+            _micro_batch(adapter, plan, part, chosen, sigma, settings, inner, j, kl, on_policy)
             number += 1
     return plan.finish()
 
@@ -76,6 +81,7 @@ def _micro_batch(
     inner: int,
     j: int,
     kl: float,
+    on_policy: bool,
 ) -> None:
     samples, x_0 = part.samples[chosen], part.latents[chosen].to(adapter.device)
     sigma = sigma.to(x_0)
@@ -83,16 +89,18 @@ def _micro_batch(
     s = sigma.view(-1, *[1] * (x_0.dim() - 1))
     x_t = (1 - s) * x_0 + s * noise
     cond = adapter.encode([sample.prompt.text for sample in samples]).to(adapter.device)
-    v_ref = None
+    v_old = v_ref = None
     with torch.no_grad():
-        with adapter.using("old"):
-            v_old = adapter.velocity(x_t, sigma, cond)
+        if not on_policy:
+            with adapter.using("old"):
+                v_old = adapter.velocity(x_t, sigma, cond)
         if kl > 0:
             with adapter.using("base"):
                 v_ref = adapter.velocity(x_t, sigma, cond)
     with adapter.using("default"):
         with plan.recording():
             v = adapter.velocity(x_t, sigma, cond)
+        v_old = v.detach() if v_old is None else v_old
         # Still inside `using`: checkpointed blocks run their forward again during the backward.
         plan.backward(
             v, v_old, x_t, x_0, sigma, part.position[chosen], noise=noise, v_ref=v_ref, kl=kl
