@@ -258,6 +258,19 @@ def test_mask2former_runs_as_the_real_checkpoint_would(tiny_mask2former, tmp_pat
     assert scores.shape == (1, 3) and ((scores >= 0) & (scores <= 1)).all()
 
 
+def test_in_bf16_the_detector_sees_one_shape(tiny_mask2former, monkeypatch):
+    detector = Mask2FormerDetector(tiny_mask2former, dtype="bf16", batch_size=2, short_side=64)
+    seen, original = [], detector.model.forward
+    monkeypatch.setattr(
+        detector.model,
+        "forward",
+        lambda pixel_values: seen.append(len(pixel_values)) or original(pixel_values),
+    )
+    images = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8)
+    assert len(detector.detect(images)) == 3 and len(detector.detect(images[:1])) == 1
+    assert seen == [2, 2, 2]
+
+
 def test_graded_and_strict_share_one_detector(tiny_mask2former, tmp_path):
     options = {"path": tiny_mask2former, "clip": new_tiny_clip(tmp_path / "clip")}
     graded, strict = (load("geneval", mode=m, **options) for m in ("partial", "strict"))

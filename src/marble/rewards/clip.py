@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from marble.errors import MarbleError
 from marble.rewards.base import Reward
+from marble.rewards.batches import filled
 from marble.rewards.openclip import load_openclip
 from marble.rewards.preprocess import Preprocess
 from marble.rewards.presence import Wanted, present
@@ -24,7 +25,8 @@ class ClipEncoder:
 
     Rewards on the same checkpoint, device and precision share one instance (:func:`load_clip`),
     and the embeddings of the latest pictures are kept, so that two rewards that look at the same
-    batch run the image tower once.
+    batch run the image tower once. In reduced precision both towers see batches of exactly
+    ``batch_size``, filled up where there is less (:func:`filled`).
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class ClipEncoder:
         parts = []
         for chunk in pixels.split(self.batch_size):
             inputs = chunk.to(device=self.device, dtype=self.dtype)
-            parts.append(_features(self.model.get_image_features(pixel_values=inputs)))
+            inputs = filled(inputs, self.batch_size, self.dtype)
+            features = _features(self.model.get_image_features(pixel_values=inputs))
+            parts.append(features[: len(chunk)])
         return F.normalize(torch.cat(parts).float(), dim=-1)
 
     @torch.no_grad()
@@ -81,10 +85,13 @@ class ClipEncoder:
         """Unit-length fp32 ``[n, d]``; a prompt that occurs twice is encoded once."""
         unique = list(dict.fromkeys(prompts))
         parts = []
+        # As many tokens whatever the others' length, too; CLIP never looks beyond a text's end.
+        padding = "longest" if self.dtype == torch.float32 else "max_length"
         for start in range(0, len(unique), self.batch_size):
+            few = unique[start : start + self.batch_size]
             tokens = self.tokenizer(
-                unique[start : start + self.batch_size],
-                padding=True,
+                filled(few, self.batch_size, self.dtype),
+                padding=padding,
                 truncation=True,
                 max_length=self.max_tokens,
                 return_tensors="pt",
@@ -93,7 +100,7 @@ class ClipEncoder:
                 input_ids=tokens["input_ids"].to(self.device),
                 attention_mask=tokens["attention_mask"].to(self.device),
             )
-            parts.append(_features(features))
+            parts.append(_features(features)[: len(few)])
         embeddings = F.normalize(torch.cat(parts).float(), dim=-1)
         row = {prompt: i for i, prompt in enumerate(unique)}
         return embeddings[[row[prompt] for prompt in prompts]]
@@ -126,7 +133,8 @@ def load_clip(
 
     ``processor`` names where tokenizer and preprocessing come from when the checkpoint itself
     does not carry them (PickScore); a checkpoint that is a single ``.pt`` file of open_clip's
-    (HPSv2) takes its configuration from there as well. ``pad``: see :class:`Preprocess`.
+    (HPSv2) takes its configuration from there as well. ``pad``: see :class:`Preprocess`. The
+    ``batch_size`` of the first who asks holds for all.
     """
     from transformers import AutoTokenizer, CLIPModel
 

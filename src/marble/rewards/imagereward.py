@@ -11,6 +11,7 @@ from torch import nn
 from marble.errors import MarbleError
 from marble.rewards.aesthetic import AestheticHead
 from marble.rewards.base import UNBOUNDED, Metadata, Reward
+from marble.rewards.batches import filled
 from marble.rewards.blip import part, text_model, vision_model
 from marble.rewards.clip import as_dtype
 from marble.rewards.preprocess import Preprocess
@@ -89,11 +90,15 @@ class ImageReward(Reward):
         parts = []
         for start in range(0, len(prompts), self.batch_size):
             few = slice(start, start + self.batch_size)
-            parts.append(self._score_batch(images[few], prompts[few]))
+            some = self._score_batch(
+                filled(self.preprocess(images[few]), self.batch_size, self.dtype),
+                filled(prompts[few], self.batch_size, self.dtype),
+            )
+            parts.append(some[: len(prompts[few])])
         return torch.cat(parts)
 
-    def _score_batch(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        pixels = self.preprocess(images).to(self.device, self.dtype)
+    def _score_batch(self, pixels: torch.Tensor, prompts: list[str]) -> torch.Tensor:
+        pixels = pixels.to(self.device, self.dtype)
         seen = self.vision(pixel_values=pixels).last_hidden_state
         tokens = self.tokenizer(
             prompts, padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"

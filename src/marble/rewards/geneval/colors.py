@@ -40,11 +40,10 @@ class ClipColors:
 
     def _class_weights(self, label: str) -> torch.Tensor:
         """``[colours, d]``: the unit-length mean of the templates' embeddings."""
-        rows = []
-        for color in self.colors:
-            texts = [t.format(color=color, label=label) for t in (*TEMPLATES, PLAIN_TEMPLATE)]
-            rows.append(F.normalize(self.encoder.embed_texts(texts).mean(0), dim=0))
-        return torch.stack(rows)
+        templates = (*TEMPLATES, PLAIN_TEMPLATE)
+        texts = [t.format(color=color, label=label) for color in self.colors for t in templates]
+        embeddings = self.encoder.embed_texts(texts).unflatten(0, (-1, len(templates)))
+        return F.normalize(embeddings.mean(1), dim=-1)
 
     def classify(
         self, image: torch.Tensor, found: Detections, indices: list[int], label: str

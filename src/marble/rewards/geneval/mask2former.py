@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import weakref
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from marble.errors import MarbleError
+from marble.rewards.batches import filled
 from marble.rewards.clip import as_dtype
 from marble.rewards.geneval.coco import COCO_CLASSES
 from marble.rewards.geneval.detectors import Detections
@@ -73,8 +75,9 @@ class Mask2FormerDetector:
         frame = Frame.of(int(images.shape[-2]), int(images.shape[-1]), self.short_side)
         for chunk in images.split(self.batch_size):
             pixels = preprocess(chunk, frame).to(self.device, self.dtype)
-            output = self.model(pixel_values=pixels)
-            for logits, masks in zip(output.class_queries_logits, output.masks_queries_logits):
+            output = self.model(pixel_values=filled(pixels, self.batch_size, self.dtype))
+            queries = zip(output.class_queries_logits, output.masks_queries_logits)
+            for logits, masks in itertools.islice(queries, len(chunk)):
                 found.append(instances(logits.float(), masks.float(), frame))
         return found
 
