@@ -7,7 +7,8 @@ Writes a Stable Diffusion 3.5 Medium pipeline and full-size reward models (CLIP-
 ViT-H, Mask2Former on Swin-S) as local folders, trains five optimiser steps of which two solve for
 the balance, in two runs (the second resumes the first's checkpoint), and loads the exported LoRA
 with diffusers alone. Batch sizes, precision, checkpointing and offloading are the recipe's; the
-epoch is cut to a few pictures, which changes times a step and not the peak.
+epoch is cut to a few pictures, which changes times a step, and the peak by the latents alone: two
+whole epochs' of the recipe are 0.6 GB.
 """
 
 from __future__ import annotations

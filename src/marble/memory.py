@@ -40,6 +40,7 @@ SD35M_CONFIG: dict[str, Any] = {
     "attention_head_dim": 64,
     "patch_size": 2,
     "sample_size": 128,
+    "in_channels": 16,
 }
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
@@ -93,7 +94,7 @@ class Estimate:
 
 
 def estimate(recipe: Recipe) -> Estimate:
-    """Memory of the device that runs one process of the recipe."""
+    """Memory of the device that runs the recipe; of several, each holds its part of the latents."""
     parts, config = _model(recipe)
     model, k = recipe.model, len(recipe.rewards.train)
     size = BYTES[model.dtype]
@@ -104,17 +105,19 @@ def estimate(recipe: Recipe) -> Estimate:
     rows = 6 + (k + 1) * (2 if halves else 1)
     rows += k if balance.gradient_ema else 0
     encoders = [parts.get(name, 0) * size for name in ENCODERS]
+    side = (model.resolution or config["sample_size"] * SHIFT_SCALE) / SHIFT_SCALE
+    latents = 4.0 * recipe.samples_per_epoch * config["in_channels"] * side**2
     held = {
         "transformer": parts["transformer"] * size,
         "vae": parts.get("vae", 0) * 4,
         "LoRA and its states": 4.0 * lora * rows,
         "rewards": reward_bytes(recipe),
         "text encoders": 0 if model.offload_encoders else sum(encoders),
+        "latents of two epochs": 2 * latents,  # this one's and the last one's
         "workspaces": WORKSPACES,
         "CUDA itself": CUDA_CONTEXT,
     }
     base = sum(held.values())
-    side = (model.resolution or config["sample_size"] * SHIFT_SCALE) / SHIFT_SCALE
     width = config["num_attention_heads"] * config["attention_head_dim"]
     text = CLIP_TOKENS + (model.max_sequence_length or T5_TOKENS) * ("text_encoder_3" in parts)
     cells = ((side / config["patch_size"]) ** 2 + text) * width
@@ -132,7 +135,7 @@ def estimate(recipe: Recipe) -> Estimate:
         "sampling": base + drawing + meanwhile,
         "decoding": base + decoding + meanwhile,
         "rewards": base + scoring,
-        "training": base + recipe.train.batch_size * kept,
+        "training": base + recipe.train.batch_size * kept + latents / recipe.train.steps_per_epoch,
     }
     return Estimate({k: v / 1e9 for k, v in held.items()}, {k: v / 1e9 for k, v in phases.items()})
 
