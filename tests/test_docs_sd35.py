@@ -1,5 +1,6 @@
 """docs/sd35.md from start to finish: every command parses, and all of them run on tiny weights."""
 
+import importlib.util
 import json
 import os
 import re
@@ -91,6 +92,54 @@ def test_recipes_and_fields_that_the_page_names_exist():
     for key in overrides:
         recipe = "sd35m-sequential" if key.startswith("balance") else "sd35m-5rewards"
         load_recipe(recipe, [f"{key}=x" if key.endswith("path") else f"{key}=1"])
+
+
+def numbers():
+    path = ROOT / "scripts" / "sd35_numbers.py"
+    spec = importlib.util.spec_from_file_location("sd35_numbers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_are_those_of_the_result():
+    script = ROOT / "scripts" / "sd35_numbers.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        (("phases", "decode pictures", "peak_gb"), "| 98.7 GB |"),
+        (("phases", "optimiser step, ordinary", "seconds_total"), "| 98.7 |"),
+        (("memory", "peak_on_device_gb"), "it was 98.7 GB"),
+        (("exported_lora", "pictures_change_after_unloading"), "differed by 98.7 from"),
+        (("score_changes", "hpsv2, bf16", "on_cpu"), "9.9e+01 |"),
+    ],
+)
+def test_a_changed_result_is_noticed(keys, shown):
+    module = numbers()
+    result = json.loads(module.RESULT.read_text())
+    inner = result
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = 98.7
+    changed = module.block(result)
+    assert shown in changed and module.replaced(TEXT, changed) != TEXT
+
+
+def test_the_page_says_no_more_than_the_run_showed():
+    """The benchmark's words on the page, as conditions on its result."""
+    result = json.loads(numbers().RESULT.read_text())
+    assert result["complete"] and [row["step"] for row in result["steps"]] == [1, 2, 3, 4, 5]
+    assert result["phases"]["run: resume, 2 more steps"]["calls"] == 1
+    lora = result["exported_lora"]
+    assert lora["pictures_finite"] and lora["pictures_change_with_lora"] > 0
+    assert lora["pictures_change_after_unloading"] == 0
+    recipe = load_recipe("sd35m-5rewards-1gpu")
+    whole = (recipe.samples_per_epoch, recipe.timesteps_per_sample, recipe.eval.steps)
+    assert whole == (1152, 12, 40) and "has 1152 pictures and 12 timesteps each" in TEXT
 
 
 # -- the whole page, executed -------------------------------------------------------------------
