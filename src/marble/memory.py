@@ -53,10 +53,10 @@ REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
     "imagereward": (("imagereward", 446_206_689),),
     "geneval": (("clip-l", 427_616_513), ("mask2former", 68_741_083)),
 }
-#: Working memory of a reward, in bytes a picture: the detector's have 800 pixels. CLIP's and
-#: BLIP's is that of one byte of precision: 17 MB in fp32.
+#: Working memory of a reward, in bytes a picture: the detector's have 800 pixels. All compute
+#: in fp32, whatever their weights are kept in.
 DETECTOR_PICTURE = 0.75e9
-CLIP_PICTURE = 4.3e6
+CLIP_PICTURE = 17e6
 #: Pictures a reward looks at together unless it is told otherwise; 64 where none is said.
 REWARD_BATCH = {"geneval": 8, "imagereward": 32}
 #: Working memory of the T5 on a batch of prompts, with the layer at work if it is offloaded.
@@ -193,13 +193,9 @@ def _scoring(recipe: Recipe) -> float:
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
         if entry.reward not in REWARD_MODELS:
             continue
-        detects = entry.reward == "geneval"
-        size = BYTES.get(str(entry.options.get("dtype", "fp32")), 4)
         at_once = int(entry.options.get("batch_size", REWARD_BATCH.get(entry.reward, 64)))
-        if size == 4:  # in 16 bits every batch is filled up to this size
-            at_once = min(at_once, recipe.rollout.batch_size)
-        picture = DETECTOR_PICTURE * size / 4 if detects else CLIP_PICTURE * size
-        biggest = max(biggest, at_once * picture)
+        picture = DETECTOR_PICTURE if entry.reward == "geneval" else CLIP_PICTURE
+        biggest = max(biggest, min(at_once, recipe.rollout.batch_size) * picture)
     return biggest
 
 

@@ -5,11 +5,41 @@ from pathlib import Path
 import pytest
 import torch
 from _tiny_clip import new_tiny_clip
+from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
 
 @pytest.fixture(scope="session")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return new_tiny_clip(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="session")
+def tiny_mask2former(tmp_path_factory):
+    torch.manual_seed(0)
+    backbone = SwinConfig(
+        image_size=64,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 1, 2, 2],
+        window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    config = Mask2FormerConfig(
+        backbone_config=backbone,
+        feature_size=32,
+        mask_feature_size=32,
+        hidden_dim=32,
+        encoder_feedforward_dim=16,
+        dim_feedforward=16,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        num_queries=5,
+        num_labels=80,
+    )
+    folder = tmp_path_factory.mktemp("mask2former")
+    Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from _tiny_clip import new_tiny_clip
-from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+from transformers import Mask2FormerForUniversalSegmentation
 
 from marble.errors import MarbleError
 from marble.rewards import RewardSet, load
@@ -217,35 +217,6 @@ def test_masks_come_back_to_the_picture_without_the_padding():
     torch.testing.assert_close(back[0, 15, 1:-1], expected[1:-1], atol=0.5, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def tiny_mask2former(tmp_path_factory):
-    torch.manual_seed(0)
-    backbone = SwinConfig(
-        image_size=64,
-        embed_dim=8,
-        depths=[1, 1, 1, 1],
-        num_heads=[1, 1, 2, 2],
-        window_size=4,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )
-    config = Mask2FormerConfig(
-        backbone_config=backbone,
-        feature_size=32,
-        mask_feature_size=32,
-        hidden_dim=32,
-        encoder_feedforward_dim=16,
-        dim_feedforward=16,
-        encoder_layers=1,
-        decoder_layers=2,
-        num_attention_heads=2,
-        num_queries=5,
-        num_labels=80,
-    )
-    folder = tmp_path_factory.mktemp("mask2former")
-    Mask2FormerForUniversalSegmentation(config).save_pretrained(folder)
-    return folder
-
-
 def test_mask2former_runs_as_the_real_checkpoint_would(tiny_mask2former, tmp_path):
     clip = new_tiny_clip(tmp_path / "clip")
     reward = load(
@@ -256,19 +227,6 @@ def test_mask2former_runs_as_the_real_checkpoint_would(tiny_mask2former, tmp_pat
     metas = [p["metadata"] for p in load_split("geneval", "test")[:3]]
     scores = RewardSet([reward]).score(images, ["x"] * 3, metas)
     assert scores.shape == (1, 3) and ((scores >= 0) & (scores <= 1)).all()
-
-
-def test_in_bf16_the_detector_sees_one_shape(tiny_mask2former, monkeypatch):
-    detector = Mask2FormerDetector(tiny_mask2former, dtype="bf16", batch_size=2, short_side=64)
-    seen, original = [], detector.model.forward
-    monkeypatch.setattr(
-        detector.model,
-        "forward",
-        lambda pixel_values: seen.append(len(pixel_values)) or original(pixel_values),
-    )
-    images = torch.randint(0, 256, (3, 3, 48, 48), dtype=torch.uint8)
-    assert len(detector.detect(images)) == 3 and len(detector.detect(images[:1])) == 1
-    assert seen == [2, 2, 2]
 
 
 def test_graded_and_strict_share_one_detector(tiny_mask2former, tmp_path):

@@ -147,22 +147,6 @@ def test_neither_company_nor_batch_size_changes_a_score(
     torch.testing.assert_close(few.score(pictures, prompts, [{}] * 7), together, atol=1e-4, rtol=0)
 
 
-def test_in_bf16_it_sees_one_shape_and_the_bits_are_the_same(
-    tmp_path, tokenizer_folder, pictures, prompts, monkeypatch
-):
-    torch.save(random_state(), tmp_path / "ImageReward.pt")
-    options = {"path": tmp_path / "ImageReward.pt", "tokenizer": tokenizer_folder}
-    reward = load("imagereward", batch_size=4, dtype="bf16", **options)
-    seen, original = [], reward._score_batch
-    monkeypatch.setattr(
-        reward, "_score_batch", lambda x, t: seen.append((len(x), len(t))) or original(x, t)
-    )
-    together = reward.score(pictures, prompts, [{}] * 7)
-    alone = [reward.score(p[None], [t], [{}]) for p, t in zip(pictures, prompts)]
-    assert together.shape == (7,) and set(seen) == {(4, 4)} and len(seen) == 2 + 7
-    assert torch.equal(torch.cat(alone), together)
-
-
 def test_a_damaged_checkpoint_is_one_clear_error(tmp_path, tokenizer_folder):
     state = random_state()
     del state["blip.visual_encoder.norm.weight"]

@@ -13,7 +13,6 @@ from torch import nn
 
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata
-from marble.rewards.batches import filled
 from marble.rewards.clip import ClipReward
 from marble.rewards.presence import Wanted
 
@@ -126,12 +125,8 @@ class Aesthetic(ClipReward):
     def score(
         self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]
     ) -> torch.Tensor:
-        size, dtype = self.encoder.batch_size, self.encoder.dtype
-        parts = []
         with torch.no_grad():
-            for few in self.encoder.embed_images(images).split(size):
-                parts.append(self.head(filled(few, size, dtype))[: len(few)])
-        return torch.cat(parts).cpu()
+            return self.head(self.encoder.embed_images(images)).cpu()
 
     def to(self, device: str | torch.device) -> Aesthetic:
         super().to(device)

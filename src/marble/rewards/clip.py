@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from marble.errors import MarbleError
 from marble.rewards.base import Reward
-from marble.rewards.batches import filled
 from marble.rewards.openclip import load_openclip
+from marble.rewards.precision import as_dtype, kept_in
 from marble.rewards.preprocess import Preprocess
 from marble.rewards.presence import Wanted, present
 from marble.rewards.weights import local_folder, local_weights, quiet_loading
@@ -25,8 +25,7 @@ class ClipEncoder:
 
     Rewards on the same checkpoint, device and precision share one instance (:func:`load_clip`),
     and the embeddings of the latest pictures are kept, so that two rewards that look at the same
-    batch run the image tower once. In reduced precision both towers see batches of exactly
-    ``batch_size``, filled up where there is less (:func:`filled`).
+    batch run the image tower once.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class ClipEncoder:
         dtype: torch.dtype = torch.float32,
         batch_size: int = 64,
     ) -> None:
-        self.model = model.eval().requires_grad_(False).to(device=device, dtype=dtype)
+        self.model = kept_in(model, dtype).to(device)
         self.tokenizer = tokenizer
         self.preprocess = preprocess
         self.device = torch.device(device)
@@ -74,10 +73,8 @@ class ClipEncoder:
         """The same for pictures that are preprocessed already, in batches."""
         parts = []
         for chunk in pixels.split(self.batch_size):
-            inputs = chunk.to(device=self.device, dtype=self.dtype)
-            inputs = filled(inputs, self.batch_size, self.dtype)
-            features = _features(self.model.get_image_features(pixel_values=inputs))
-            parts.append(features[: len(chunk)])
+            inputs = chunk.to(self.device)
+            parts.append(_features(self.model.get_image_features(pixel_values=inputs)))
         return F.normalize(torch.cat(parts).float(), dim=-1)
 
     @torch.no_grad()
@@ -85,13 +82,10 @@ class ClipEncoder:
         """Unit-length fp32 ``[n, d]``; a prompt that occurs twice is encoded once."""
         unique = list(dict.fromkeys(prompts))
         parts = []
-        # As many tokens whatever the others' length, too; CLIP never looks beyond a text's end.
-        padding = "longest" if self.dtype == torch.float32 else "max_length"
         for start in range(0, len(unique), self.batch_size):
-            few = unique[start : start + self.batch_size]
             tokens = self.tokenizer(
-                filled(few, self.batch_size, self.dtype),
-                padding=padding,
+                unique[start : start + self.batch_size],
+                padding=True,
                 truncation=True,
                 max_length=self.max_tokens,
                 return_tensors="pt",
@@ -100,7 +94,7 @@ class ClipEncoder:
                 input_ids=tokens["input_ids"].to(self.device),
                 attention_mask=tokens["attention_mask"].to(self.device),
             )
-            parts.append(_features(features)[: len(few)])
+            parts.append(_features(features))
         embeddings = F.normalize(torch.cat(parts).float(), dim=-1)
         row = {prompt: i for i, prompt in enumerate(unique)}
         return embeddings[[row[prompt] for prompt in prompts]]
@@ -133,8 +127,7 @@ def load_clip(
 
     ``processor`` names where tokenizer and preprocessing come from when the checkpoint itself
     does not carry them (PickScore); a checkpoint that is a single ``.pt`` file of open_clip's
-    (HPSv2) takes its configuration from there as well. ``pad``: see :class:`Preprocess`. The
-    ``batch_size`` of the first who asks holds for all.
+    (HPSv2) takes its configuration from there as well. ``pad``: see :class:`Preprocess`.
     """
     from transformers import AutoTokenizer, CLIPModel
 
@@ -150,10 +143,10 @@ def load_clip(
             extras = local_folder(processor, None, weights=False) if processor else place
             try:
                 if place.is_file():
-                    model = load_openclip(place, extras, dtype)
+                    model = load_openclip(place, extras)
                 else:
                     with quiet_loading():
-                        model = CLIPModel.from_pretrained(place, dtype=dtype)
+                        model = CLIPModel.from_pretrained(place, dtype=torch.float32)
                 tokenizer = AutoTokenizer.from_pretrained(extras)
             except MarbleError:
                 raise
@@ -165,22 +158,6 @@ def load_clip(
             )
             _shared[key] = encoder
         return encoder
-
-
-def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    names = {
-        "fp32": torch.float32,
-        "float32": torch.float32,
-        "bf16": torch.bfloat16,
-        "bfloat16": torch.bfloat16,
-        "fp16": torch.float16,
-        "float16": torch.float16,
-    }
-    if dtype not in names:
-        raise MarbleError(f"unknown precision {dtype!r}; use fp32, bf16 or fp16")
-    return names[dtype]
 
 
 class ClipReward(Reward):

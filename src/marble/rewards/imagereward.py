@@ -11,9 +11,8 @@ from torch import nn
 from marble.errors import MarbleError
 from marble.rewards.aesthetic import AestheticHead
 from marble.rewards.base import UNBOUNDED, Metadata, Reward
-from marble.rewards.batches import filled
 from marble.rewards.blip import part, text_model, vision_model
-from marble.rewards.clip import as_dtype
+from marble.rewards.precision import as_dtype, kept_in
 from marble.rewards.preprocess import Preprocess
 from marble.rewards.presence import Wanted, present
 from marble.rewards.weights import local_folder, local_weights
@@ -60,9 +59,9 @@ class ImageReward(Reward):
         except Exception as error:
             raise MarbleError(f"cannot load ImageReward from {file}: {error}") from error
         self.preprocess = Preprocess(*[self.vision.config.image_size] * 2)
-        self.dtype, self.batch_size = as_dtype(dtype), batch_size
+        self.batch_size = batch_size
         for module in (self.vision, self.text):
-            module.eval().requires_grad_(False).to(self.dtype)
+            kept_in(module, as_dtype(dtype))
         self.head.eval().requires_grad_(False)
         self.to(device)
         if name is not None:
@@ -90,15 +89,11 @@ class ImageReward(Reward):
         parts = []
         for start in range(0, len(prompts), self.batch_size):
             few = slice(start, start + self.batch_size)
-            some = self._score_batch(
-                filled(self.preprocess(images[few]), self.batch_size, self.dtype),
-                filled(prompts[few], self.batch_size, self.dtype),
-            )
-            parts.append(some[: len(prompts[few])])
+            parts.append(self._score_batch(images[few], prompts[few]))
         return torch.cat(parts)
 
-    def _score_batch(self, pixels: torch.Tensor, prompts: list[str]) -> torch.Tensor:
-        pixels = pixels.to(self.device, self.dtype)
+    def _score_batch(self, images: torch.Tensor, prompts: list[str]) -> torch.Tensor:
+        pixels = self.preprocess(images).to(self.device)
         seen = self.vision(pixel_values=pixels).last_hidden_state
         tokens = self.tokenizer(
             prompts, padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"

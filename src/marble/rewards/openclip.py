@@ -61,7 +61,7 @@ def _block(key: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
     return {f"{prefix}.{_BLOCK[name]}.{kind}": value} if name in _BLOCK else {}
 
 
-def load_openclip(file: Path, config_folder: Path, dtype: torch.dtype) -> Any:
+def load_openclip(file: Path, config_folder: Path) -> Any:
     """A ``CLIPModel`` from a ``.pt`` of tensors; its base model's ``config.json`` shapes it."""
     from transformers import CLIPConfig, CLIPModel
 
@@ -73,7 +73,7 @@ def load_openclip(file: Path, config_folder: Path, dtype: torch.dtype) -> Any:
         config = CLIPConfig.from_pretrained(config_folder)
         with quiet():  # this way no random weights are drawn first, which takes a minute for CLIP-H
             loaded: Any = CLIPModel.from_pretrained(
-                None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
+                None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True
             )
     except Exception as error:
         raise MarbleError(f"cannot load the CLIP model in {file}: {error}") from error

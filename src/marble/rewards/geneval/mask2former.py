@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import weakref
@@ -16,12 +15,11 @@ import torch.nn.functional as F
 from PIL import Image
 
 from marble.errors import MarbleError
-from marble.rewards.batches import filled
-from marble.rewards.clip import as_dtype
 from marble.rewards.geneval.coco import COCO_CLASSES
 from marble.rewards.geneval.detectors import Detections
 from marble.rewards.geneval.rules import CONFIDENCE
 from marble.rewards.options import construct
+from marble.rewards.precision import as_dtype, kept_in
 from marble.rewards.weights import local_folder, quiet_loading
 
 HUB_ID = "facebook/mask2former-swin-small-coco-instance"
@@ -51,11 +49,10 @@ class Mask2FormerDetector:
         from transformers import Mask2FormerForUniversalSegmentation
 
         folder = local_folder(path or HUB_ID, revision)
-        self.dtype = as_dtype(dtype)
         try:
             with quiet_loading():
                 model = Mask2FormerForUniversalSegmentation.from_pretrained(
-                    folder, dtype=self.dtype
+                    folder, dtype=torch.float32
                 )
         except Exception as error:
             raise MarbleError(f"cannot load the detector in {folder}: {error}") from error
@@ -64,7 +61,7 @@ class Mask2FormerDetector:
                 f"the detector in {folder} has {model.config.num_labels} classes; GenEval needs "
                 f"COCO's {len(COCO_CLASSES)}, e.g. {HUB_ID}"
             )
-        self.model = model.eval().requires_grad_(False).to(device)
+        self.model = kept_in(model, as_dtype(dtype)).to(device)
         self.classes = COCO_CLASSES
         self.device = torch.device(device)
         self.batch_size, self.short_side = batch_size, short_side
@@ -74,10 +71,9 @@ class Mask2FormerDetector:
         found: list[Detections] = []
         frame = Frame.of(int(images.shape[-2]), int(images.shape[-1]), self.short_side)
         for chunk in images.split(self.batch_size):
-            pixels = preprocess(chunk, frame).to(self.device, self.dtype)
-            output = self.model(pixel_values=filled(pixels, self.batch_size, self.dtype))
-            queries = zip(output.class_queries_logits, output.masks_queries_logits)
-            for logits, masks in itertools.islice(queries, len(chunk)):
+            pixels = preprocess(chunk, frame).to(self.device)
+            output = self.model(pixel_values=pixels)
+            for logits, masks in zip(output.class_queries_logits, output.masks_queries_logits):
                 found.append(instances(logits.float(), masks.float(), frame))
         return found
 
