@@ -258,3 +258,12 @@ def test_on_policy_one_forward_gives_both_velocities(trainer, monkeypatch, metho
         assert row["loss"] == other["loss"] and row["old_deviation"] == other["old_deviation"]
     assert rows[0]["old_deviation"] == 0 < rows[1]["old_deviation"]
     assert run(True, "rollout.old_decay.rate=0.1")[2] == [True, False]
+
+
+def test_progress_starts_from_the_rewards_priorities(trainer):
+    run = trainer("balance.method=progress", "rewards.red.priority=3")
+    names = run.recipe.rewards.names
+    row = run.run_epoch()[0]
+    for name in names:
+        share = (3 if name == "red" else 1) / (len(names) + 2)
+        assert row[f"coefficient/{name}"] == pytest.approx(share)

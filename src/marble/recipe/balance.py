@@ -44,6 +44,10 @@ class Reward(Section):
         default=1.0,
         description="Weight under weighted_sum, gdpo and fixed; others choose their own.",
     )
+    priority: Positive = Field(
+        default=1.0,
+        description="`progress`: its coefficient times this (Gram methods: balance.priorities).",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -124,8 +128,7 @@ class Balance(Section):
         default="plain", description="Inner product of the Gram matrix: Euclidean, or Adam's."
     )
     priorities: dict[Name, Positive] = Field(
-        default_factory=dict,
-        description="π_k: rewards are balanced as g_k / π_k (progress: c_k · π_k); default 1.",
+        default_factory=dict, description="π_k: rewards are balanced as g_k / π_k; default 1."
     )
     floors: list[Name] = Field(
         default_factory=list, description="Rewards a step must never degrade (to first order)."

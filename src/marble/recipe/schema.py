@@ -115,8 +115,7 @@ def _reward_problems(recipe: Recipe) -> Iterator[str]:
 def _balance_problems(recipe: Recipe) -> Iterator[str]:
     balance, names = recipe.balance, recipe.rewards.names
     for key in ("priorities", "floors", "groups"):
-        weighed = key == "priorities" and balance.method == "progress"
-        if getattr(balance, key) and not (balance.uses_gram or weighed):
+        if getattr(balance, key) and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
     for key, off in (("hybrid", "none"), ("snr", 0.0)):
         if getattr(balance, key) != off and not balance.uses_gram:

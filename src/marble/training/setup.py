@@ -123,6 +123,12 @@ def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, Rewa
     return sets[0], sets[1]
 
 
+def _priorities(recipe: Recipe) -> dict[str, float]:
+    if recipe.balance.method == "progress":
+        return {reward.name: reward.priority for reward in recipe.rewards.train}
+    return recipe.balance.priorities
+
+
 def build_balancer(
     recipe: Recipe, adapter: Adapter, optimizer: torch.optim.Optimizer | None
 ) -> Balancer:
@@ -155,7 +161,7 @@ def build_balancer(
         seed=recipe.train.seed,
         rho=b.rho,
         amortise=b.amortise,
-        priorities=b.priorities,
+        priorities=_priorities(recipe),
         floors={name: 0.0 for name in b.floors},
         groups=b.groups,
         ridge=b.ridge,
