@@ -1,7 +1,7 @@
-"""Writes the figures in README.md from the measurements in benchmarks/results.
+"""Writes the figures in README.md and docs/studio.md from the measurements in benchmarks/results.
 
-python scripts/readme_numbers.py            # rewrite the block between the two comments
-python scripts/readme_numbers.py --check    # only say whether it is up to date (exit status 1)
+python scripts/readme_numbers.py            # rewrite the blocks between two comments each
+python scripts/readme_numbers.py --check    # only say whether they are up to date (exit status 1)
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- numbers: scripts/readme_numbers.py -->", "<!-- end of numbers -->"
+STUDIO = ROOT / "docs" / "studio.md"
+TRAIN = "studio_train.json"
+NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
+NOTES |= {"geneval-strict": "`studio-geneval`, strict (not trained on)"}
+NOTES |= {"studio-geneval": "`studio-geneval`, partial"}
+NOTES |= {name: f"`{name}` (never trained on)" for name in ("studio-clip2", "studio-realism")}
 
 
 def sd35m_gradients(result: dict[str, Any]) -> list[str]:
@@ -61,8 +66,7 @@ def gradients_cpu(result: dict[str, Any]) -> list[str]:
 KNOWN = {"sd35m_gradients.json": sd35m_gradients, "gradients_cpu.json": gradients_cpu}
 
 
-def block(results: Path = RESULTS) -> str:
-    """The block's text, without the two comments."""
+def gradients(results: Path = RESULTS) -> str:
     parts = []
     for name, write in KNOWN.items():
         if (results / name).is_file():
@@ -71,26 +75,68 @@ def block(results: Path = RESULTS) -> str:
     return "\n\n".join(parts)
 
 
-def replaced(readme: str, text: str) -> str:
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not rest or END not in rest:
-        sys.exit(f"README.md lacks the comments {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+def trained(results: Path = RESULTS) -> str:
+    """One sentence on the run of `make train`: the rewards it was trained on."""
+    result = json.loads((results / TRAIN).read_text())
+    told = [
+        f"`{name}` {signed(gain['mean'])} [{signed(gain['lo'])}, {signed(gain['hi'])}]"
+        for name, gain in result["gains"].items()
+        if "trained on" not in NOTES.get(name, "")
+    ]
+    minutes, seconds = divmod(round(result["seconds"]), 60)
+    return (
+        f"The run of `make train` took {minutes} min {seconds} s on two CPU cores and gave, on "
+        f"held-out prompts (mean gain and 95 % interval; one seed; "
+        f"[{TRAIN}](benchmarks/results/{TRAIN})): {', '.join(told)}."
+    )
+
+
+def trained_table(results: Path = RESULTS) -> str:
+    result = json.loads((results / TRAIN).read_text())
+    lines = ["| held-out prompts | base | gain | 95 % interval |", "|---|---|---|---|"]
+    for name, gain in result["gains"].items():
+        label, base = NOTES.get(name, f"`{name}`"), result["base"][name]["mean"]
+        interval = f"{signed(gain['lo'])} … {signed(gain['hi'])}"
+        lines.append(f"| {label} | {base:.3f} | {signed(gain['mean'])} | {interval} |")
+    return "\n".join(lines)
+
+
+def signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+#: (page, name of its block) → the block's text, without the two comments.
+BLOCKS = {
+    (README, "numbers"): gradients,
+    (README, "trained"): trained,
+    (STUDIO, "trained"): trained_table,
+}
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    begin, end = f"<!-- {name}: scripts/readme_numbers.py -->", f"<!-- end of {name} -->"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    if not rest or end not in rest:
+        sys.exit(f"the page lacks the comments {begin} and {end}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the figures in README.md.")
+    parser = argparse.ArgumentParser(description="Writes the figures in README and docs/studio.md.")
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
     options = parser.parse_args()
-    readme = README.read_text()
-    fresh = replaced(readme, block())
-    if options.check:
-        if fresh != readme:
-            print("README.md is out of date: run python scripts/readme_numbers.py", file=sys.stderr)
-        return int(fresh != readme)
-    README.write_text(fresh)
-    return 0
+    stale = 0
+    for (file, name), write in BLOCKS.items():
+        page = file.read_text()
+        fresh = replaced(page, name, write())
+        if options.check and fresh != page:
+            told = f"{file.name} is out of date: run python scripts/readme_numbers.py"
+            print(told, file=sys.stderr)
+            stale = 1
+        elif not options.check:
+            file.write_text(fresh)
+    return stale
 
 
 if __name__ == "__main__":

@@ -102,9 +102,18 @@ def test_a_changed_result_is_noticed(tmp_path):
     result = json.loads((module.RESULTS / "sd35m_gradients.json").read_text())
     result["ratios"]["K=5"]["refresh / ordinary"] = 9.87
     (tmp_path / "sd35m_gradients.json").write_text(json.dumps(result))
-    changed = module.block(tmp_path)
+    changed = module.gradients(tmp_path)
     assert "9.87×" in changed
-    assert module.replaced(README, changed) != README
+    assert module.replaced(README, "numbers", changed) != README
+    result = json.loads((module.RESULTS / module.TRAIN).read_text())
+    result["gains"]["ocr"]["lo"] = -0.987
+    (tmp_path / module.TRAIN).write_text(json.dumps(result))
+    for page, name, write in (
+        (README, "trained", module.trained),
+        (module.STUDIO.read_text(), "trained", module.trained_table),
+    ):
+        assert "−0.987" in write(tmp_path)
+        assert module.replaced(page, name, write(tmp_path)) != page
 
 
 def test_import_marble_is_free_of_torch():
