@@ -54,12 +54,13 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.resume and args.resume.resolve() == args.out.resolve():
-        parser.error("--resume and --out must differ: --out is emptied first")
+        parser.error("--resume and --out must differ: --out gets an autoencoder of its own")
     if args.smoke:
         args.pictures, args.vae_seconds, args.generator_seconds = 600, 15, 15
         args.refine_seconds, args.batch = 5, 64
-    shutil.rmtree(args.out, ignore_errors=True)  # a new autoencoder makes all that was there old
-    args.out.mkdir(parents=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for old in ("vae", "vae.part"):  # the reward models wait for the new one
+        shutil.rmtree(args.out / old, ignore_errors=True)
     rewards: list[subprocess.Popen] = []
 
     def start_rewards() -> None:
