@@ -1,16 +1,13 @@
-"""Trains the studio's generator: an MMDiT and its three text encoders, jointly, by flow matching.
+"""The studio's generator: an MMDiT and its three text encoders, trained jointly by `flow`.
 
-Everything is a stock class, so the result is an ordinary `StableDiffusion3Pipeline`. Two choices
-are the studio's own. Captions of the training set are *sloppy* (see `world`), which gives the base
-model the headroom that Stable Diffusion has without guidance. And the prompt reaches the model
-through the CLIP encoders; the T5 is one small layer that SD3 wants to see. Most steps give it two
-tokens, some the 256 that diffusers asks for by default, so that the model draws well either way,
-and fast with two.
+Everything is a stock class, so the result is an ordinary `StableDiffusion3Pipeline`. The prompt
+reaches the model through the CLIP encoders; the T5 is one small layer that SD3 wants to see. Most
+steps of training give it two tokens, some the 256 that diffusers asks for by default, so that the
+model draws well either way, and fast with two.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -28,14 +25,12 @@ from transformers import (
     T5EncoderModel,
 )
 
-from .common import Budget, WeightAverage, autocast, batches, cosine_lr
+from .common import autocast
 from .tokenizer import MAX_LENGTH
 
 TEXT_WIDTHS = (128, 64)
 JOINT = sum(TEXT_WIDTHS)
 SHORT, LONG = 2, 256  # tokens that T5 sees
-# Every 12th step takes the long form, on few samples: each costs over four times as much.
-LONG_EVERY = 12
 
 
 def new_text_encoder(
@@ -146,71 +141,15 @@ def _resize(ids: Tensor, length: int) -> Tensor:
     return F.pad(ids[:, : length - 1], (0, 1), value=1)
 
 
-def train_generator(
-    latents: Tensor,
-    ids: Tensor,
-    empty_ids: Tensor,
-    vocabulary: int,
-    device: torch.device,
-    seconds: float,
-    *,
-    batch: int = 2048,
-    peak_lr: float = 1.5e-3,
-    start: Generator | None = None,
-) -> tuple[Generator, Generator]:
-    """Flow matching on scaled `latents` [n, 16, 8, 8] with token `ids` [n, 16]; 8 % of the captions
-    are dropped so that guidance works too. `start`: one to go on from. Returns the
-    averaged weights, and those after 40 % of the time: the weaker model that `refine` wants."""
-    model = (Generator(vocabulary, eos=1) if start is None else start).to(device).train()
-    average = WeightAverage([model], decay=0.9995)
-    optimiser = torch.optim.AdamW(
-        model.parameters(),
-        lr=peak_lr,
-        betas=(0.9, 0.99),
-        weight_decay=0.01,
-        fused=device.type == "cuda",
-    )
-    # Only the usual, short form is compiled, with fixed shapes; the rare long form runs as it is.
-    weaker: Generator | None = None
-    compiled: Callable[..., Any] = model.transformer
-    if device.type == "cuda":
-        compiled = torch.compile(model.transformer, dynamic=False, fullgraph=True)
-    budget = Budget(seconds)
-    empty_ids = empty_ids.to(device)
-    for step, index in enumerate(batches(len(latents), batch, 2, latents.device)):
-        if step == LONG_EVERY:
-            budget = Budget(seconds)  # compilation is not training time
-        done = budget.fraction(step)
-        if done >= 1:
-            break
-        cosine_lr(optimiser, peak_lr, step, done)
-        long = step % LONG_EVERY == LONG_EVERY - 1
-        if long:
-            index = index[: max(16, batch // 16)]
-        x_0, tokens = latents[index].to(device).float(), ids[index].to(device)
-        n = len(x_0)
-        tokens = torch.where(torch.rand(n, 1, device=device) < 0.08, empty_ids, tokens)
-        sigma = torch.sigmoid(torch.randn(n, device=device) * 1.1 + 0.3)
-        noise = torch.randn_like(x_0)
-        s = sigma.view(-1, 1, 1, 1)
-        with autocast(device):
-            x_t = (1 - s) * x_0 + s * noise
-            if long:
-                v = model(x_t, sigma, tokens, LONG)
-            else:
-                v = model(x_t, sigma, tokens, SHORT, compiled)
-        loss = F.mse_loss(v.float(), noise - x_0)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        average.update(step)
-        if weaker is None and done >= 0.4:
-            weaker = average.copy_of(model)
-        if step % 500 == 0:
-            print(f"generator {step:6d}  {done:4.0%}  loss {loss.item():.4f}", flush=True)
-    average.copy_to_live()
-    return model.eval(), copy.deepcopy(model) if weaker is None else weaker
+def tokenize(tokenizer: Any, prompts: list[str]) -> Tensor:
+    padded = tokenizer(prompts, padding="max_length", max_length=MAX_LENGTH, truncation=True)
+    return torch.tensor(padded["input_ids"])
+
+
+def schedule(steps: int, shift: float = 1.0) -> Tensor:
+    """The noise levels of diffusers' flow-match scheduler, and 0 behind them."""
+    sigmas = torch.linspace(1, 1 / 1000, steps)
+    return torch.cat([shift * sigmas / (1 + (shift - 1) * sigmas), sigmas.new_zeros(1)])
 
 
 @torch.no_grad()
@@ -225,8 +164,7 @@ def sample_latents(
 ) -> Tensor:
     """Euler on the flow, no guidance; only to look at progress. The product samples elsewhere."""
     device, parts = ids.device, []
-    sigmas = torch.linspace(1, 1 / 1000, steps, device=device)
-    sigmas = torch.cat([shift * sigmas / (1 + (shift - 1) * sigmas), sigmas.new_zeros(1)])
+    sigmas = schedule(steps, shift).to(device)
     generator = torch.Generator("cpu").manual_seed(seed)
     for start in range(0, len(ids), batch):
         part = ids[start : start + batch]

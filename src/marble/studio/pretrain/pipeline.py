@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from .tokenizer import build_tokenizer
 def save_pipeline(
     folder: Path, model: Generator, vae: AutoencoderKL, words: list[str], *, shift: float
 ) -> None:
-    """Writes fp16 safetensors."""
+    """Writes fp16 safetensors; the model itself stays as and where it is."""
+    model, vae = copy.deepcopy(model), copy.deepcopy(vae)
     tokenizer = build_tokenizer(words)
     pipeline: Any = StableDiffusion3Pipeline(
         transformer=model.transformer,

@@ -8,7 +8,9 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from .common import Budget, WeightAverage, autocast, batches, cosine_lr, to_unit
+from .common import Budget, Recorded, WeightAverage, autocast, batches, cosine_lr, to_unit
+
+PEAK_LR = 1.5e-3
 
 
 def new_vae() -> AutoencoderKL:
@@ -48,14 +50,19 @@ def train_vae(
     """Trains on uint8 `images` [n, 3, 64, 64]; sets scale and shift of its latents."""
     vae: Any = new_vae()
     vae = vae.to(device).to(memory_format=torch.channels_last).train()
-    optimiser = torch.optim.AdamW(vae.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=1e-4)
+    parameters, on_gpu = list(vae.parameters()), device.type == "cuda"
+    optimiser = torch.optim.AdamW(
+        parameters,
+        lr=torch.tensor(PEAK_LR, device=device) if on_gpu else PEAK_LR,
+        betas=(0.9, 0.99),
+        weight_decay=1e-4,
+        fused=on_gpu,
+        capturable=on_gpu,
+    )
     average = WeightAverage([vae], decay=0.998)
-    for step, index in enumerate(batches(len(images), batch, 1, images.device)):
-        done = budget.fraction(step)
-        if done >= 1:
-            break
-        cosine_lr(optimiser, 1.5e-3, step, done)
-        x = to_unit(images[index].to(device)).contiguous(memory_format=torch.channels_last)
+
+    def step(pictures: Tensor) -> Tensor:
+        x = to_unit(pictures).contiguous(memory_format=torch.channels_last)
         with autocast(device):
             mean, logvar = vae.encoder(x).float().chunk(2, dim=1)
             logvar = logvar.clamp(-30, 20)
@@ -63,16 +70,21 @@ def train_vae(
             x_hat = vae.decoder(z)
         kl_mean = 0.5 * (mean.square() + logvar.exp() - 1 - logvar).mean()
         loss = reconstruction_loss(x_hat.float(), x) + kl * kl_mean
-        optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
-        average.update(step)
-        if step % 200 == 0:
-            print(
-                f"vae {step:6d}  {done:4.0%}  loss {loss.item():.4f}  kl {kl_mean.item():.2f}",
-                flush=True,
-            )
+        return loss.detach()
+
+    run = Recorded(step, [optimiser])
+    for number, index in enumerate(batches(len(images), batch, 1, images.device)):
+        done = budget.fraction(number)
+        if done >= 1:
+            break
+        cosine_lr(optimiser, PEAK_LR, number, done)
+        loss = run(images[index].to(device))
+        average.update(number)
+        if number % 200 == 0:
+            print(f"vae {number:6d}  {done:4.0%}  loss {loss.item():.4f}", flush=True)
     average.copy_to_live()
     vae = vae.eval().to(memory_format=torch.contiguous_format)
     sample = encode_latents(vae, images[: min(len(images), 8192)], device, scaled=False).float()
