@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=300_000)
     parser.add_argument("--vae-seconds", type=float, default=90)
     parser.add_argument("--generator-seconds", type=float, default=400)
-    parser.add_argument("--distil-seconds", type=float, default=90)
+    parser.add_argument("--distil-seconds", type=float, default=125)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--resume", type=Path, help="a former --out: keep its autoencoder, go on")
     parser.add_argument("--only-generator", action="store_true", help="leave the rewards alone")
@@ -135,7 +135,7 @@ def _generator(args: argparse.Namespace, before_training: Callable[[], None]) ->
     if args.resume:
         start = Generator(len(tokenizer), eos=1)
         start.load_parts(args.resume / "pipeline")
-    model, weaker = train_generator(
+    model = train_generator(
         latents,
         ids,
         empty,
@@ -147,12 +147,10 @@ def _generator(args: argparse.Namespace, before_training: Callable[[], None]) ->
         start=start,
     )
     print(f"generator after {time.perf_counter() - started:.0f} s", flush=True)
-    for name, part in (("trained", model), ("weaker", weaker)):  # to distil anew from
-        save_pipeline(args.out / name, part, vae, words, shift=args.shift)
+    save_pipeline(args.out / "trained", model, vae, words, shift=args.shift)  # to distil anew from
 
     model = distil(
         model,
-        weaker,
         tokenizer,
         device,
         args.distil_seconds,

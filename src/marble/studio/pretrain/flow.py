@@ -8,7 +8,6 @@ is passed sooner while every caption is right, and with a high learning rate.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +23,6 @@ from .muon import Muon
 LONG_EVERY = 12
 DROPPED = 0.08  # captions left out, so that guidance works too
 ALL_FROM = 0.3  # share of the time after which wrong captions are in
-WEAKER_AT = 0.6  # share of the time after which the weaker model is kept, which `distil` wants
 
 
 def train_generator(
@@ -39,11 +37,11 @@ def train_generator(
     batch: int = 1024,
     peak_lr: float = 3e-3,
     start: Generator | None = None,
-) -> tuple[Generator, Generator]:
+) -> Generator:
     """Flow matching on scaled `latents` [n, 16, 8, 8] with token `ids` [n, 16].
 
     `right` [n] says which captions are (default: no distinction); `start` is a generator to go on
-    from. Returns the averaged weights, and those at `WEAKER_AT` of the time.
+    from. Returns the averaged weights.
     """
     model = (Generator(vocabulary, eos=1) if start is None else start).to(device).train()
     average = WeightAverage([model], decay=0.999)
@@ -55,7 +53,6 @@ def train_generator(
     # Only the usual, short form is compiled; the rare long form runs as it is.
     short = _step(model, optimisers, empty_ids, SHORT, compiled)
     long = _step(model, optimisers, empty_ids, LONG, None)
-    weaker: Generator | None = None
     budget = Budget(seconds)
     at_first, later = _orders(right, len(latents), batch, latents.device)
     step, done = 0, 0.0
@@ -69,8 +66,6 @@ def train_generator(
         run = long if is_long else short
         loss = run(latents[index].to(device).float(), ids[index].to(device))
         average.update(step)
-        if weaker is None and done >= WEAKER_AT:
-            weaker = average.copy_of(model)
         if step % 500 == 0:
             print(f"generator {step:6d}  {done:4.0%}  loss {loss.item():.4f}", flush=True)
         step += 1
@@ -78,7 +73,7 @@ def train_generator(
             budget = Budget(seconds)  # compilation is not training time
         done = budget.fraction(step)
     average.copy_to_live()
-    return model.eval(), copy.deepcopy(model) if weaker is None else weaker
+    return model.eval()
 
 
 def new_optimisers(
