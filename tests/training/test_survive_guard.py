@@ -154,9 +154,20 @@ def test_spikes_are_told_from_the_usual():
         assert found[1] == "KL jumped to 0.5, 500 times its recent median"
 
 
+def test_growing_from_nothing_is_no_spike():
+    """As the KL does: it is zero at the first step."""
+    kl, usual = Guard(fp16=False), 1e-9
+    kl.norm = 0.1
+    for _ in range(40):
+        assert kl.spikes(report(kl=usual)) == []
+        usual *= 1.6  # within twenty steps ten thousand times as much
+    assert kl.spikes(report(kl=10 * usual)) != []
+
+
 def test_spikes_are_in_the_rows(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(guards, "SPIKE_AFTER", 2)
     monkeypatch.setattr(guards, "SPIKE_FACTOR", 1e-3)
+    monkeypatch.setattr(guards, "SPIKE_STEP", 1e-3)
     outcome, said = run_here(recipe, tmp_path / "run", "train.steps=3", "eval.at_start=false")
     assert outcome.finished
     notes = [row.get("notes", []) for row in rows(tmp_path / "run")]

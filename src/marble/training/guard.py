@@ -16,7 +16,7 @@ from marble.errors import MarbleError
 
 MAX_IN_A_ROW = 10
 FP16_START, FP16_GROWTH_STEPS = 2.0**12, 200
-SPIKE_FACTOR, SPIKE_MEMORY, SPIKE_AFTER = 10.0, 50, 10
+SPIKE_FACTOR, SPIKE_STEP, SPIKE_MEMORY, SPIKE_AFTER = 10.0, 3.0, 50, 10
 
 
 class Diverged(MarbleError):
@@ -102,9 +102,10 @@ class Usual:
         if not value < float("inf"):
             return None
         usual = median(self.values) if len(self.values) >= SPIKE_AFTER else float("inf")
+        highest = max(self.values, default=0.0)
         self.values.append(value)
-        if usual <= 0 or value <= SPIKE_FACTOR * usual:
-            return None
+        if usual <= 0 or value <= SPIKE_FACTOR * usual or value <= SPIKE_STEP * highest:
+            return None  # the KL begins at zero: growing is not jumping
         return f"jumped to {value:.3g}, {value / usual:.0f} times its recent median"
 
 
