@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-
-M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass
@@ -124,14 +120,6 @@ class WeightAverage:
     def update(self, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self.mean, self.live, 1 - decay)
-
-    @torch.no_grad()
-    def copy_of(self, module: M) -> M:
-        """A copy of `module`, the only one that is averaged here, with the averaged weights."""
-        copied = copy.deepcopy(module).eval()
-        for parameter, mean in zip(copied.parameters(), self.mean, strict=True):
-            parameter.copy_(mean)
-        return copied
 
     @torch.no_grad()
     def copy_to_live(self) -> None:
