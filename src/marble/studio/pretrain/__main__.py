@@ -45,7 +45,9 @@ def main() -> None:
     parser.add_argument("--generator-seconds", type=float, default=400)
     parser.add_argument("--distil-seconds", type=float, default=125)
     parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--resume", type=Path, help="a former --out: keep its autoencoder, go on")
+    parser.add_argument(
+        "--resume", type=Path, help="a former --out: keep its autoencoder, go on with its generator"
+    )
     parser.add_argument("--only-generator", action="store_true", help="leave the rewards alone")
     parser.add_argument("--shift", type=float, default=1.0, help="of the flow-match scheduler")
     parser.add_argument("--rewards-seconds", type=float, default=400)
@@ -134,7 +136,7 @@ def _generator(args: argparse.Namespace, before_training: Callable[[], None]) ->
     empty, start = tokenize(tokenizer, [""]).to(device), None
     if args.resume:
         start = Generator(len(tokenizer), eos=1)
-        start.load_parts(args.resume / "pipeline")
+        start.load_parts(args.resume / "trained")  # not yet distilled
     model = train_generator(
         latents,
         ids,

@@ -56,9 +56,9 @@ def cosine_lr(optimiser: torch.optim.Optimizer, peak: float, step: int, done: fl
 class Recorded:
     """A training step that a GPU replays as one CUDA graph.
 
-    Networks as small as the studio's are bound by the launching of kernels: recorded, a step of the
-    generator takes a third of the time. The first calls run as they are, on real data; then the
-    step is recorded with fixed shapes. On a CPU it is simply called.
+    Networks as small as the studio's are bound by the launching of kernels. The first calls run as
+    they are, on real data; then the step is recorded with fixed shapes. On a CPU it is simply
+    called.
 
     `step(*inputs) -> loss` has to do all of it (forward, backward, optimiser), must not wait for
     the GPU, and finds no gradients when it begins. Learning rates have to be tensors on the device.

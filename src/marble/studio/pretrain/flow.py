@@ -79,8 +79,7 @@ def train_generator(
 def new_optimisers(
     model: Generator, lr: float, device: torch.device
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for all else: after 2,500 steps of 1,024 the loss
-    on held-out pictures was 0.26 so, and 0.30 with AdamW alone."""
+    """Muon for the matrices of the layers, AdamW for all else."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and in_a_layer(name)]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]

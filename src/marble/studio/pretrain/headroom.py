@@ -60,8 +60,10 @@ def measure(
             found[source] = float(scores.mean())
             found[f"{source}, wholly right"] = float((scores == 1).mean())
     if sheet is not None:
-        rows = torch.cat(shown).split(16)
-        whole = torch.cat([torch.cat(list(row), dim=2) for row in rows if len(row) == 16], dim=1)
+        pictures = torch.cat(shown)
+        wide = min(16, len(pictures))
+        rows = [row for row in pictures.split(wide) if len(row) == wide]
+        whole = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1)
         Image.fromarray(whole.permute(1, 2, 0).numpy()).save(sheet)
     return found
 
