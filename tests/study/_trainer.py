@@ -5,6 +5,7 @@ Overrides say what happens: `train.steps` checkpoints are written, `optim.lr` se
 """
 
 import json
+import os
 import signal
 import sys
 import time
@@ -21,9 +22,14 @@ first = int(latest.read_text()) if resumed else 0
 latest.parent.mkdir(exist_ok=True)
 (folder / "asked.json").write_text(json.dumps(asked))
 (folder / "samples").mkdir(exist_ok=True)
+(folder / "pid.txt").write_text(str(os.getpid()))
+base = folder / "evals" / "step-000000" / "index.json"
+base.parent.mkdir(parents=True, exist_ok=True)
+base.write_text("{}")
+print(os.environ["OMP_NUM_THREADS"], "threads", flush=True)
 stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
-log = (folder / "steps.txt").open("a")
+log = (folder / "steps.txt").open("a", buffering=1)
 log.write(f"start {first} {time.monotonic()}\n")
 for step in range(first, int(asked["train.steps"])):
     if stopping:
@@ -34,5 +40,4 @@ for step in range(first, int(asked["train.steps"])):
     time.sleep(float(asked["optim.lr"]))
     latest.write_text(str(step + 1))
     log.write(f"{step} {time.monotonic()}\n")
-    log.flush()
 (folder / "run.json").write_text(json.dumps({"status": "finished"}))

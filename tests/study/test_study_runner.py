@@ -1,6 +1,7 @@
 """Cells run side by side, go on after a kill, and fail without taking the others along."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -77,10 +78,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_checkpoint(tmp_path, study):
     latest = tmp_path / "a-seed0" / "checkpoints" / "latest"
     while not latest.exists() or int(latest.read_text() or 0) < 2:
         time.sleep(0.02)
-    found = subprocess.run(
-        ["pgrep", "-f", f"{FAKE[0]}.*--out {tmp_path}/a-seed0"], capture_output=True, text=True
-    )
-    os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
+    os.kill(int((tmp_path / "a-seed0" / "pid.txt").read_text()), signal.SIGKILL)
     thread.join()
     assert not finished(tmp_path / "a-seed0")
     assert run_study(plan, tmp_path, say=lambda _: None) == []
@@ -108,6 +106,34 @@ def test_a_signal_stops_the_study_and_its_cells(tmp_path):
     said, _ = process.communicate(timeout=60)
     assert "stopped a-seed0" in said and "run the study again" in said
     assert not (tmp_path / "out" / "b-seed0").exists()
+
+
+def test_cells_run_seed_by_seed_and_single_cells_may_have_more_seeds(tmp_path, study):
+    said = []
+    plan = study("{a: {}, b: {}}\nmore_seeds: {b: [1, 2]}", seeds="[1, 0]")
+    run_study(plan, tmp_path, say=said.append)
+    done = [line.split()[1] for line in said if line.startswith("done")]
+    assert done == ["a-seed0", "b-seed0", "a-seed1", "b-seed1", "b-seed2"]
+
+
+def test_the_base_of_a_setting_is_evaluated_once(tmp_path, study):
+    plan = study("{a: {}, b: {}}\nsettings: {one: {}, two: {}}")
+    run_study(plan, tmp_path, say=lambda _: None)
+    asked = {
+        cell.folder: json.loads((tmp_path / cell.folder / "asked.json").read_text())
+        for cell in plan.cells
+    }
+    assert "eval.base" not in asked["one-a-seed0"] and "eval.base" not in asked["two-a-seed0"]
+    assert asked["one-b-seed0"]["eval.base"] == str(tmp_path / "one-a-seed0")
+    assert asked["two-b-seed0"]["eval.base"] == str(tmp_path / "two-a-seed0")
+
+
+def test_a_cell_is_a_process_with_its_own_environment_and_log(tmp_path, study, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run_study(study("{a: {}, b: {}}"), tmp_path, say=lambda _: None)
+    pids = {(tmp_path / name / "pid.txt").read_text() for name in ("a-seed0", "b-seed0")}
+    assert len(pids) == 2 and str(os.getpid()) not in pids
+    assert (tmp_path / "a-seed0" / "log.txt").read_text() == "3 threads\n"
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path, study):

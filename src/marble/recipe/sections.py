@@ -208,6 +208,11 @@ class Train(Section):
 class Eval(Section):
     every: Count = Field(default=100, description="Steps between evaluations; 0: none in between.")
     at_start: bool = Field(default=True, description="Evaluate the untouched model first.")
+    base: str | None = Field(
+        default=None,
+        description="A run to take the untouched model's evaluation over from, where it is the "
+        "same; null: draw it.",
+    )
     prompts: PositiveInt | None = Field(
         default=64, description="Held-out prompts of each source; null: all."
     )

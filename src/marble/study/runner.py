@@ -7,19 +7,17 @@ import json
 import os
 import queue
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marble.errors import MarbleError
+from marble.study.children import Children
 from marble.study.plan import TRAINERS, Cell, Study
+from marble.training.borrow import has_base
 
 # What a table or a page needs of a finished cell; checkpoints and trackers are dropped.
 DROPPED = ("checkpoints", "tensorboard", "samples", "report.html")
@@ -51,20 +49,21 @@ def run_study(
     out.mkdir(parents=True, exist_ok=True)
     _refuse_other_settings(study, out)
     todo = [cell for cell in study.cells if not finished(out / cell.folder)]
+    todo.sort(key=lambda cell: cell.seed)  # a study that is stopped has whole seeds
     say(f"{study.name}: {len(study.cells)} runs, {len(study.cells) - len(todo)} done already")
     failures: list[Failure] = []
     seats: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seat in range(jobs):
         seats.put(seat)
 
-    with _Children() as children, ThreadPoolExecutor(jobs) as pool:
+    with Children() as children, ThreadPoolExecutor(jobs) as pool:
 
         def work(cell: Cell) -> None:
             if children.stopping.is_set():
                 return
             seat, folder = seats.get(), out / cell.folder
             try:
-                _run(study, cell, folder, device, _environment(seat, jobs, gpus), children)
+                _run(study, cell, out, device, _environment(seat, jobs, gpus), children)
             finally:
                 seats.put(seat)
             if finished(folder):
@@ -112,64 +111,38 @@ def _refuse_other_settings(study: Study, out: Path) -> None:
             )
 
 
-class _Children:
-    """The processes that are running; the first signal to the study is handed on to them."""
-
-    def __init__(self) -> None:
-        self.stopping = threading.Event()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Children:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(ValueError):  # not the main thread: whoever owns it decides
-                self._before[number] = signal.signal(number, lambda *_: self.stop())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def stop(self) -> None:
-        self.stopping.set()
-        for child in list(self._running):
-            child.terminate()
-
-    def run(self, command: list[str], log: Any, environment: dict[str, str]) -> None:
-        # A session of its own: Ctrl-C reaches the study alone, which hands it on once.
-        child = subprocess.Popen(
-            command, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-        self._running.add(child)
-        if self.stopping.is_set():
-            child.terminate()
-        child.wait()
-        self._running.discard(child)
-
-
 def _run(
     study: Study,
     cell: Cell,
-    folder: Path,
+    out: Path,
     device: str | None,
     environment: dict[str, str],
-    children: _Children,
+    children: Children,
 ) -> None:
-    command = [sys.executable, *TRAINERS[study.trainer]]
+    folder, words = out / cell.folder, []
     with _free(folder) as free:
         if not free:  # a run that outlived an earlier, killed study
             return
         if (folder / "checkpoints" / "latest").exists():
-            command += ["--resume", str(folder)]
+            words += ["--resume", str(folder)]
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            command += [study.recipe, *cell.overrides, "--out", str(folder)]
+            words += [study.recipe, *cell.overrides, *_base(study, cell, out)]
+            words += ["--out", str(folder)]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "cell.json").write_text(json.dumps(_identity(study, cell)))
     if device is not None:
-        command += ["--device", device]
-    with (folder / "log.txt").open("ab") as log:
-        children.run(command, log, environment)
+        words += ["--device", device]
+    children.run([*TRAINERS[study.trainer], *words], folder / "log.txt", environment)
+
+
+def _base(study: Study, cell: Cell, out: Path) -> list[str]:
+    """The untouched model is evaluated once for all cells: of the same setting, so by the same
+    rewards. Which a run checks before it takes it over."""
+    for other in study.cells:
+        if other.setting == cell.setting and has_base(out / other.folder):
+            return [f"eval.base={(out / other.folder).resolve()}"]
+    return []
 
 
 @contextmanager

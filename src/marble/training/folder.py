@@ -188,11 +188,15 @@ def environment(device: torch.device, processes: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "device": device_name(device),
         "processes": processes,
         "cpu_threads": torch.get_num_threads(),
         "git": _git_state(),
     }
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _version(name: str) -> str | None:

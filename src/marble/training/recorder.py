@@ -15,6 +15,7 @@ from rich.console import Console
 from marble.errors import CheckpointError, MarbleError
 from marble.evaluation.canaries import canaries
 from marble.recipe import Recipe
+from marble.training.borrow import take_base
 from marble.training.checkpoint import (
     CheckpointWriter,
     State,
@@ -26,7 +27,7 @@ from marble.training.checkpoint import (
 from marble.training.closing import closing_table, write_model_card
 from marble.training.display import Display
 from marble.training.evaluate import Evaluation, evaluate_policy
-from marble.training.folder import DISK_ERRORS, RunFolder, environment
+from marble.training.folder import DISK_ERRORS, RunFolder, device_name, environment
 from marble.training.loop import Trainer
 from marble.training.metrics import JsonLines, Trackers
 from marble.training.processes import Processes
@@ -104,9 +105,25 @@ class Recorder:
     def begin(self, trainer: Trainer, display: Display) -> None:
         """Before the first step: the untouched model on the held-out prompts."""
         self._attempt(lambda: self._write_status("running", 0))
-        if self.recipe.eval.at_start:
+        if self.recipe.eval.at_start and not self._borrow(display.say):
             self._evaluate(trainer, "base", display)
         self._settle()
+
+    def _borrow(self, say: Say) -> bool:
+        """Takes the base's evaluation over from the run that the recipe names, if it names one."""
+        source = self.recipe.eval.base
+        return source is not None and self.processes.from_main(
+            lambda: self._take(Path(source), say)
+        )
+
+    def _take(self, source: Path, say: Say) -> bool:
+        device = device_name(self.processes.device)
+        found = take_base(self.recipe, device, source, self.path)
+        if isinstance(found, str):
+            say(f"{found}; drawing it")
+            return False
+        self._write_record(found, say)
+        return True
 
     def epoch(
         self, trainer: Trainer, rows: list[dict[str, Any]], stopping: bool, display: Display
@@ -249,13 +266,7 @@ class Recorder:
             "folder": folder,
             "seconds": result.seconds,
         }
-        self._evals.write(record)
-        means = {name: r["mean"] for name, r in record["rewards"].items()}
-        self._trackers.log(step, {f"eval/{name}": mean for name, mean in means.items()})
-        shown = "  ".join(
-            f"{name} –" if mean is None else f"{name} {mean:.3f}" for name, mean in means.items()
-        )
-        say(f"held-out, {policy}, step {step}: {shown}")
+        self._write_record(record, say)
         groups = [s.group for s in result.samples]
         statistics = canaries(result.images.numpy(), groups)
         names = self.recipe.rewards.names
@@ -268,6 +279,15 @@ class Recorder:
             trained=names,
             canaries=statistics,
         )
+
+    def _write_record(self, record: dict[str, Any], say: Say) -> None:
+        self._evals.write(record)
+        means = {name: r["mean"] for name, r in record["rewards"].items()}
+        self._trackers.log(record["step"], {f"eval/{name}": mean for name, mean in means.items()})
+        shown = "  ".join(
+            f"{name} –" if mean is None else f"{name} {mean:.3f}" for name, mean in means.items()
+        )
+        say(f"held-out, {record['policy']}, step {record['step']}: {shown}")
 
     def _samples(self, trainer: Trainer) -> None:
         """Pictures of the last rollout, all its scores and advantages: what training has seen."""

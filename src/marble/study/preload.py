@@ -1,0 +1,21 @@
+"""What a run imports, before the fork. CUDA must stay untouched: a fork cannot take it along."""
+
+import os
+from contextlib import suppress
+from importlib import import_module
+
+# Else asking whether there is a GPU already opens it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+for name in (
+    "marble.cli.train",
+    "marble.training.run",
+    "marble.models.sd3",
+    "onnxruntime",
+    "torch.utils.tensorboard",
+):
+    with suppress(ImportError):  # what is really missing is told by the run that needs it
+        import_module(name)
+
+with suppress(ImportError):
+    from diffusers import StableDiffusion3Pipeline  # noqa: F401  (comes lazily otherwise)
