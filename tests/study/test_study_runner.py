@@ -108,12 +108,12 @@ def test_a_signal_stops_the_study_and_its_cells(tmp_path):
     assert not (tmp_path / "out" / "b-seed0").exists()
 
 
-def test_cells_run_seed_by_seed_and_single_cells_may_have_more_seeds(tmp_path, study):
+def test_cells_run_seed_by_seed(tmp_path, study):
     said = []
-    plan = study("{a: {}, b: {}}\nmore_seeds: {b: [1, 2]}", seeds="[1, 0]")
+    plan = study("{a: {}, b: {}}", seeds="[1, 0]")
     run_study(plan, tmp_path, say=said.append)
     done = [line.split()[1] for line in said if line.startswith("done")]
-    assert done == ["a-seed0", "b-seed0", "a-seed1", "b-seed1", "b-seed2"]
+    assert done == ["a-seed0", "b-seed0", "a-seed1", "b-seed1"]
 
 
 def test_the_base_of_a_setting_is_evaluated_once(tmp_path, study):

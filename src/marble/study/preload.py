@@ -7,6 +7,12 @@ from importlib import import_module
 # Else asking whether there is a GPU already opens it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+with suppress(ImportError):  # what is really missing is told by the run that needs it
+    from marble.models.quiet import quiet
+
+    with quiet():
+        from diffusers import StableDiffusion3Pipeline  # noqa: F401  (comes lazily otherwise)
+
 for name in (
     "marble.cli.train",
     "marble.training.run",
@@ -14,8 +20,5 @@ for name in (
     "onnxruntime",
     "torch.utils.tensorboard",
 ):
-    with suppress(ImportError):  # what is really missing is told by the run that needs it
+    with suppress(ImportError):
         import_module(name)
-
-with suppress(ImportError):
-    from diffusers import StableDiffusion3Pipeline  # noqa: F401  (comes lazily otherwise)
