@@ -7,7 +7,19 @@ import sys
 
 import typer
 
-from marble.cli import bench, compare, doctor, eval, recipes, report, sample, serve, study, train
+from marble.cli import (
+    bench,
+    compare,
+    doctor,
+    eval,
+    geometry,
+    recipes,
+    report,
+    sample,
+    serve,
+    study,
+    train,
+)
 from marble.errors import MarbleError
 
 app = typer.Typer(
@@ -22,6 +34,7 @@ app.command("train")(train.train)
 app.command("eval")(eval.evaluate)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("geometry")(geometry.geometry)
 app.command("sample")(sample.sample)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)

@@ -1,0 +1,185 @@
+"""Independent batches of a recipe's training epoch, and every reward's gradient on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marble.advantage import gather_rewards
+from marble.balance import Balancer
+from marble.data import GroupSampler
+from marble.errors import MarbleError
+from marble.geometry.folder import Place
+from marble.jacobian import adam_metric
+from marble.recipe import Recipe
+from marble.training import random_state, setup
+from marble.training.checkpoint import load_optimizer_tensors
+from marble.training.guard import Guard
+from marble.training.optimise import Part, Settings, split_epoch, take_step
+from marble.training.processes import Processes
+from marble.training.rollout import make_rollout
+
+Target = Literal["full", "reward"]
+TAG = 0x6E0
+"""Keeps the seeds of these batches apart from all that training draws from."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Flat gradients of B batches on the CPU, in fp32.
+
+    rows_BRT: K rewards, the weighted sum of them (merged before the gradient) and what the step
+        adds outside the balance (the pull to v_old if `target` is "reward", else nothing).
+    valid_BK: the reward applies to some sample of the batch; active_BK: and takes part in a step.
+    metric_T: Adam's, 1/(√v̂ + eps); None before the first step.
+    """
+
+    names: list[str]
+    target: Target
+    rows_BRT: Tensor
+    valid_BK: np.ndarray
+    active_BK: np.ndarray
+    metric_T: Tensor | None
+
+
+def collect(
+    place: Place,
+    *,
+    batches: int,
+    seed: int = 0,
+    target: Target | None = None,
+    device: str | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Gradients:
+    """Draws `batches` batches as the recipe's epochs do, from seeds of their own; no step is taken.
+
+    A batch is what one optimiser step sees. Prompts are drawn anew for every batch: epochs of one
+    run deal them without replacement, and would not be independent.
+    """
+    recipe = _measuring(place.recipe, target)
+    setup.check(recipe)
+    processes = Processes(device)
+    if processes.size > 1:
+        raise MarbleError("marble geometry measures in one process; start it without a launcher")
+    parts = setup.build(recipe, processes.device)
+    parts.balancer.scale = Guard(fp16=parts.adapter.precision is torch.float16).scale
+    if place.state is not None:
+        tensors = place.state.tensors
+        parts.adapter.load_lora_state("default", tensors["live"])
+        parts.adapter.load_lora_state("old", tensors["old"])
+        load_optimizer_tensors(parts.optimizer, tensors["optimizer"])
+        parts.balancer.scale = float(place.state.meta["balance"]["scale"])
+    found = []
+    for number in range(batches):
+        found.append(_one_batch(place, recipe, parts, _batch_seed(seed, number)))
+        progress(number + 1)
+    rows, valid, active = zip(*found)
+    metric = None
+    if parts.optimizer.state:
+        metric = parts.balancer.jacobian.flatten(adam_metric(parts.optimizer)).cpu()
+    return Gradients(
+        recipe.rewards.names,
+        recipe.balance.target,
+        torch.stack(list(rows)),
+        np.array(valid),
+        np.array(active),
+        metric,
+    )
+
+
+def _measuring(recipe: Recipe, target: Target | None) -> Recipe:
+    """The recipe with a balance that records all K gradients at every step, and nothing else."""
+    was = recipe.balance
+    balance = type(was)(
+        method="uniform",
+        target=target or was.target,
+        masks=was.masks,
+        drop_silent=was.drop_silent,
+    )
+    return recipe.model_copy(
+        update={
+            "balance": balance,
+            "rewards": recipe.rewards.model_copy(update={"heldout": []}),
+            "log": recipe.log.model_copy(update={"harmony_every": 1}),
+        }
+    )
+
+
+def _one_batch(
+    place: Place, recipe: Recipe, parts: setup.Parts, seed: int
+) -> tuple[Tensor, np.ndarray, np.ndarray]:
+    """One epoch's rollout and the gradients of its first optimiser step, as `Trainer` takes it."""
+    random_state.seed(seed, 0)  # for rewards that draw from the global generators
+    adapter, balancer, draw, train = parts.adapter, parts.balancer, recipe.rollout, recipe.train
+    rollout = make_rollout(
+        adapter,
+        parts.rewards,
+        _sampler(place, parts, seed).epoch(0),
+        policy="old",
+        steps=draw.steps,
+        sampler=draw.sampler,
+        guidance=draw.guidance,
+        batch_size=draw.batch_size,
+        pool=None,
+    )
+    gathered = gather_rewards(
+        rollout.scores_Kn,
+        np.array([s.group for s in rollout.samples], dtype=np.int64),
+        np.array([s.index for s in rollout.samples], dtype=np.int64),
+    )
+    batch = balancer.batch(gathered.rewards_KN, gathered.group_N)
+    chosen = torch.from_numpy(next(split_epoch(batch.size, train.steps_per_epoch, seed, 0, 0)))
+    part = Part(
+        [rollout.samples[i] for i in chosen.tolist()],
+        rollout.latents[chosen.to(rollout.latents.device)],
+        torch.arange(len(chosen)),
+    )
+    selected = batch.select(chosen)
+    # The KL is outside the balance, and the same whatever the rule.
+    settings = Settings(seed, train.batch_size, recipe.timesteps_per_sample, kl=0.0, kl_every=1)
+    sigmas = adapter.grid(draw.steps)[:-1]
+    on_policy = draw.old_decay.at(place.epoch) == 0
+    report = take_step(
+        adapter, balancer, selected, part, sigmas, settings, step=0, inner=0, on_policy=on_policy
+    )
+    if not report.finite:
+        raise MarbleError(f"the gradient is not finite: {' '.join(report.notes)}")
+    valid = selected.adv.valid_KN.any(1).numpy()
+    return _rows(balancer), valid, balancer.active(selected, 0)
+
+
+def _rows(balancer: Balancer) -> Tensor:
+    """[K + 2, total], copied to the CPU; leaves no gradient behind."""
+    jacobian = balancer.jacobian
+    rows = jacobian.rows.data.sum(0)
+    outside = torch.zeros_like(rows[:1]) if jacobian.outside is None else jacobian.outside.data[0]
+    found = torch.cat([rows, outside]).float().cpu()
+    for parameter in balancer.parameters:
+        parameter.grad = None
+    return found
+
+
+def _sampler(place: Place, parts: setup.Parts, seed: int) -> GroupSampler:
+    """The recipe's sampler at the place's step, with another seed."""
+    data, [(_, known)] = place.recipe.data, parts.samplers
+    sources = list(known.prompts)
+    if place.recipe.balance.method == "sequential":
+        stage = next(s for start, s in reversed(place.recipe.stages()) if start <= place.step)
+        sources = [s for s in sources if stage.sources is None or s in stage.sources]
+    return GroupSampler(
+        {name: known.prompts[name] for name in sources},
+        {name: data.sources[name].share for name in sources},
+        prompts_per_epoch=data.prompts_per_epoch,
+        images_per_prompt=data.images_per_prompt,
+        seed=seed,
+    )
+
+
+def _batch_seed(seed: int, number: int) -> int:
+    """63 well-mixed bits, so that no run's seed is met but by intent."""
+    return int(np.random.SeedSequence([seed, number, TAG]).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,109 @@
+"""What `marble geometry` prints for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+
+def show(record: dict[str, Any], console: Console) -> None:
+    s = record["settings"]
+    where = "before its first step" if record["base"] else f"after step {record['step']}"
+    console.print(
+        f"{record['run']}, {where}: {s['batches']} independent batches of {s['pictures']} "
+        f"pictures, seed {s['seed']}, target {s['target']}",
+        highlight=False,
+    )
+    console.print(Group(_signal(record), Text(), _cosines(record), Text(), _rules(record)))
+    console.print(Group(Text(), _weights(record)))
+
+
+def _signal(record: dict[str, Any]) -> Table:
+    table = _table("signal in one batch's gradient", "reward")
+    plain, adam = record["signal"]["plain"], record["signal"].get("adam")
+    for heading in ("‖g‖ one batch", "‖g‖ true", "share of signal", "±", "batches for ½"):
+        table.add_column(heading, justify="right")
+    if adam:
+        table.add_column("share, Adam's metric", justify="right")
+    for name, entry in plain.items():
+        cells = [
+            f"{entry['one_batch_norm2'] ** 0.5:.3g}" if entry["one_batch_norm2"] else "–",
+            f"{entry['signal_norm2'] ** 0.5:.3g}" if (entry["signal_norm2"] or 0) > 0 else "–",
+            _number(entry["share"]),
+            _number(entry["share_error"]),
+            _number(entry["batches_for_half"], 1),
+        ]
+        label = name if entry["resolved"] else f"{name} (lost in noise)"
+        table.add_row(label, *cells, *([_number(adam[name]["share"])] if adam else []))
+    return table
+
+
+def _cosines(record: dict[str, Any]) -> Table:
+    found = record["cosines"]["plain"]
+    table = _table("cosine of true gradients (apparent on one batch)", "")
+    for name in found["rewards"]:
+        table.add_column(name, justify="right")
+    for i, name in enumerate(found["rewards"]):
+        cells = [
+            f"{_signed(found['true'][i][j])} ({_signed(found['apparent'][i][j])})" if j < i else ""
+            for j in range(len(found["rewards"]))
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def _rules(record: dict[str, Any]) -> Table:
+    table = _table("direction from one batch against the true gradients", "rule")
+    adam = "adam" in record["signal"]
+    for heading in ("worst cosine", "±", "reward", "mean", "conflict in batch", "on another"):
+        table.add_column(heading, justify="left" if heading == "reward" else "right")
+    for heading in ("worst after Adam", "±", "reward", "mean") if adam else ():
+        table.add_column(heading, justify="left" if heading == "reward" else "right")
+    table.add_column("worst without noise", justify="right")
+    for label, rule in record["rules"].items():
+        one = rule["averaged"]["1"]
+        cells = [*_worth(one["plain"])]
+        cells += [
+            f"{one['plain'][key]:.0%}" for key in ("conflict_in_batch", "conflict_out_of_batch")
+        ]
+        cells += _worth(one["adam"]) if adam else []
+        table.add_row(label, *cells, _signed(rule["limit"]["plain"]["worst"]))
+    return table
+
+
+def _worth(entry: dict[str, Any]) -> list[str]:
+    worst = [_signed(entry["worst"]), _number(entry["worst_error"]), entry["worst_reward"] or "–"]
+    return [*worst, _signed(entry["mean"])]
+
+
+def _weights(record: dict[str, Any]) -> Table:
+    rule = record["rules"]["marble"]
+    table = _table("α of the published rule (marble), by batches averaged", "batches")
+    names = list(rule["limit"]["alpha"])
+    for name in names:
+        table.add_column(name, justify="right")
+    for size, entry in rule["averaged"].items():
+        mean, std = entry["alpha"]["mean"], entry["alpha"]["std"]
+        row = [
+            _number(mean[n]) + ("" if std[n] is None else f" ± {_number(std[n])}") for n in names
+        ]
+        table.add_row(size, *row)
+    table.add_row("without noise", *(_number(rule["limit"]["alpha"][n]) for n in names))
+    return table
+
+
+def _table(title: str, first: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
+    table.add_column(first)
+    return table
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
