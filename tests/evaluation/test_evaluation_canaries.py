@@ -78,19 +78,24 @@ def test_every_picture_as_if_it_were_alone(kind, shape):
             assert np.isnan(found["diversity"][i])
 
 
+def colours(luma):
+    """All with 299 r + 587 g + 114 b = luma, of 255 000."""
+    found = []
+    for r in range(min(255, luma // 299) + 1):
+        for g in range(min(255, (luma - 299 * r) // 587) + 1):
+            b, rest = divmod(luma - 299 * r - 587 * g, 114)
+            if rest == 0 and b < 256:
+                found.append((r, g, b))
+    return found
+
+
 def test_a_slope_on_the_very_threshold_is_judged_as_hypot_does():
-    """299 r + 587 g + 114 b = 25 500, a tenth of white: the squares alone may round either way."""
-    at = [
-        (r, g, (25_500 - 299 * r - 587 * g) // 114)
-        for r in range(86)
-        for g in range(44)
-        if (25_500 - 299 * r - 587 * g) % 114 == 0 and 299 * r + 587 * g <= 25_500
-    ]
-    assert len(at) > 10
-    images = np.zeros((2 * len(at), 3, 4, 4), np.uint8)
-    for i, colour in enumerate(at):
-        images[2 * i, :, :, 2:] = np.array(colour)[:, None, None]
-        images[2 * i + 1, :, 2:] = np.array(colour)[:, None, None]
+    """Steps of 0.06 and 0.08 make a slope of 0.1, whose square may round either way."""
+    right, below = colours(15_300), colours(20_400)
+    pairs = [(r, b) for r in right for b in below]
+    images = np.zeros((len(pairs), 3, 2, 2), np.uint8)
+    for image, (r, b) in zip(images, pairs):
+        image[:, 0, 1], image[:, 1, 0] = r, b
     expected = [of_one(image)["edges"] for image in images]
     assert canaries(images)["edges"].tolist() == expected
 
