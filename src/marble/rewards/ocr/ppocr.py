@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import threading
+import weakref
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from marble.rewards.ocr.engines import Line
 from marble.rewards.ocr.text import normalise
 
 HEIGHT = 48  # of a line, as the recogniser was trained
+REMEMBERED = 4096  # texts a recogniser keeps
 
 
 def model_file(pattern: str) -> Path:
@@ -51,7 +57,12 @@ def open_session(file: Path, threads: int | None) -> Any:
 
 
 class Recogniser:
-    """Pictures of single lines → text, by greedy CTC decoding; class 0 is the blank."""
+    """Pictures of single lines → text, by greedy CTC decoding; class 0 is the blank.
+
+    It remembers the texts of the latest lines, so that a reward which wants only texts costs
+    nothing where another has just had the probabilities of the same pictures. Several threads
+    may read at once.
+    """
 
     def __init__(self, model: Path | None = None, threads: int | None = None, batch: int = 64):
         self.session = open_session(model or model_file("*rec*.onnx"), threads)
@@ -66,9 +77,30 @@ class Recogniser:
             columns.setdefault(normalise(character), []).append(index)
         # A space says nothing about the letters around it: it counts as blank.
         self.indices_of = {char: np.array(where) for char, where in columns.items()}
+        self._texts: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __call__(self, lines: torch.Tensor, probabilities: bool) -> list[Line]:
-        """Float RGB ``[n, 3, 48, w]`` in 0…255 → the line each of them shows."""
+        """Float RGB ``[n, 3, 48, w]`` in 0…255 → the line each of them shows.
+
+        Probabilities are always computed. A remembered text may stem from a batch of other
+        lines, which changes probabilities in their last bits and so, in practice, no text.
+        """
+        keys = [_digest(line) for line in lines.contiguous().numpy()]
+        if probabilities:
+            out = self._run(lines, probabilities=True)
+            self._remember(dict(zip(keys, (line.text for line in out))))
+            return out
+        texts = self._recall(keys)
+        unknown = {key: i for i, key in enumerate(keys) if key not in texts}
+        if unknown:
+            ran = self._run(lines[list(unknown.values())], probabilities=False)
+            read = {key: line.text for key, line in zip(unknown, ran)}
+            self._remember(read)
+            texts |= read
+        return [Line(texts[key]) for key in keys]
+
+    def _run(self, lines: torch.Tensor, probabilities: bool) -> list[Line]:
         out: list[Line] = []
         for part in lines.split(self.batch):
             pixels = (part.flip(1) / 127.5 - 1).contiguous().numpy()  # trained on BGR
@@ -77,9 +109,50 @@ class Recogniser:
                 out.append(Line(self._decode(best), row if probabilities else None))
         return out
 
+    def _recall(self, keys: list[bytes]) -> dict[bytes, str]:
+        with self._lock:
+            known = {key: self._texts[key] for key in keys if key in self._texts}
+            for key in known:
+                self._texts.move_to_end(key)
+        return known
+
+    def _remember(self, texts: dict[bytes, str]) -> None:
+        with self._lock:
+            for key, text in texts.items():
+                self._texts[key] = text
+                self._texts.move_to_end(key)
+            while len(self._texts) > REMEMBERED:
+                self._texts.popitem(last=False)
+
     def _decode(self, best: np.ndarray) -> str:
         changed = np.flatnonzero(np.diff(best, prepend=-1))
         return "".join(self.characters[i] for i in best[changed])
+
+
+def _digest(line: np.ndarray) -> bytes:
+    """Of the shape and the pixels."""
+    digest = hashlib.blake2b(str(line.shape).encode(), digest_size=16)
+    digest.update(line.data)
+    return digest.digest()
+
+
+_shared: weakref.WeakValueDictionary[tuple[Any, ...], Recogniser] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def load_recogniser(
+    model: str | Path | None = None, threads: int | None = None, batch: int = 64
+) -> Recogniser:
+    """The recogniser of a model file, shared between all who ask for the same one."""
+    file = Path(model) if model else model_file("*rec*.onnx")
+    threads = threads or torch.get_num_threads()
+    # A session's threads do not survive a fork: a child process opens its own.
+    key = (file.resolve(), threads, batch, os.getpid())
+    with _lock:
+        recogniser = _shared.get(key)
+        if recogniser is None:
+            recogniser = _shared[key] = Recogniser(file, threads, batch)
+        return recogniser
 
 
 class PPOCRLine:
@@ -92,7 +165,7 @@ class PPOCRLine:
     def __init__(
         self, *, model: str | Path | None = None, threads: int | None = None, width: int = 96
     ) -> None:
-        self.recogniser = Recogniser(Path(model) if model else None, threads)
+        self.recogniser = load_recogniser(model, threads)
         self.indices_of = self.recogniser.indices_of
         self.width = width
 
@@ -117,7 +190,7 @@ class PPOCR:
     ) -> None:
         from marble.rewards.ocr.regions import LineFinder
 
-        self.recogniser = Recogniser(Path(model) if model else None, threads)
+        self.recogniser = load_recogniser(model, threads)
         self.indices_of = self.recogniser.indices_of
         file = Path(detector) if detector else model_file("*det*.onnx")
         self.finder = LineFinder(open_session(file, threads), least_side, greatest_side)
