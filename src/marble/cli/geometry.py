@@ -40,6 +40,7 @@ def geometry(
     from rich.console import Console
     from rich.progress import Progress
 
+    from marble.geometry.check import warning
     from marble.geometry.run import measure_run
     from marble.geometry.table import show
     from marble.training.folder import write_json
@@ -60,6 +61,9 @@ def geometry(
             device=device,
             progress=lambda done: shown.update(bar, completed=done),
         )
+    doubt = warning(record["scores"])
+    if doubt:
+        typer.echo(f"marble: {doubt}", err=True)
     if out is not None:
         write_json(out, record)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,17 +14,22 @@ from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
 from marble.training.checkpoint import State, load_state, newest_complete
 
-LAST = 10
+LAST, FIRST = 10, 5
 
 
 @dataclass(frozen=True)
 class Place:
-    """`state` is None at the base; `coefficients_K` are None where the run has no such thing."""
+    """Where to measure.
+
+    state: None at the base. coefficients_K: means of the run's last steps, None where it has none.
+    scores_SK: mean scores of the run's own batches at this place, NaN where one has none.
+    """
 
     name: str
     recipe: Recipe
     state: State | None
     coefficients_K: np.ndarray | None
+    scores_SK: np.ndarray
 
     @property
     def step(self) -> int:
@@ -50,22 +56,33 @@ def open_run(folder: Path, *, base: bool = False) -> Place:
                 f"`marble train --resume {folder}`"
             ) from None
         state = load_state(checkpoint)
-    step = None if state is None else int(state.meta["step"])
-    return Place(folder.resolve().name, recipe, state, _own_coefficients(folder, recipe, step))
+    rows = _metrics(folder, None if state is None else int(state.meta["step"]))
+    near = rows[:FIRST] if base else rows[-LAST:]
+    return Place(
+        folder.resolve().name,
+        recipe,
+        state,
+        _own_coefficients(recipe, rows[-LAST:]),
+        _columns(near, [f"reward/{name}/mean" for name in recipe.rewards.names]),
+    )
 
 
-def _own_coefficients(folder: Path, recipe: Recipe, step: int | None) -> np.ndarray | None:
-    """Mean coefficients of the run's last steps (up to `step`); merged rewards have none."""
+def _metrics(folder: Path, step: int | None) -> list[dict[str, Any]]:
+    """Rows of the run's steps, up to `step`; none where there is no such file."""
     path = folder / "metrics.jsonl"
-    if recipe.balance.method in MERGED or not path.is_file():
+    lines = path.read_text().splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if step is None or row["step"] <= step]
+
+
+def _columns(rows: list[dict[str, Any]], keys: list[str]) -> np.ndarray:
+    values = [[row.get(key) for key in keys] for row in rows]
+    return np.array(values, dtype=np.float64).reshape(len(rows), len(keys))
+
+
+def _own_coefficients(recipe: Recipe, rows: list[dict[str, Any]]) -> np.ndarray | None:
+    """Mean coefficients; a run that merged its rewards before the gradient has none."""
+    if recipe.balance.method in MERGED or not rows:
         return None
-    keys = [f"coefficient/{name}" for name in recipe.rewards.names]
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [row for row in rows if step is None or row["step"] <= step]
-    found = [
-        [row[key] for key in keys] for row in rows if all(row.get(k) is not None for k in keys)
-    ]
-    if not found:
-        return None
-    mean = np.mean(found[-LAST:], axis=0)
+    mean = _columns(rows, [f"coefficient/{name}" for name in recipe.rewards.names]).mean(0)
     return mean if mean.sum() > 0 and (mean >= 0).all() else None

@@ -36,6 +36,7 @@ class Gradients:
     rows_BRT: K rewards, the weighted sum of them (merged before the gradient) and what the step
         adds outside the balance (the pull to v_old if `target` is "reward", else nothing).
     valid_BK: the reward applies to some sample of the batch; active_BK: and takes part in a step.
+    scores_BK: mean scores of the batches' pictures.
     metric_T: Adam's, 1/(√v̂ + eps); None before the first step.
     """
 
@@ -44,6 +45,7 @@ class Gradients:
     rows_BRT: Tensor
     valid_BK: np.ndarray
     active_BK: np.ndarray
+    scores_BK: np.ndarray
     metric_T: Tensor | None
 
 
@@ -78,7 +80,7 @@ def collect(
     for number in range(batches):
         found.append(_one_batch(place, recipe, parts, _batch_seed(seed, number)))
         progress(number + 1)
-    rows, valid, active = zip(*found)
+    rows, valid, active, scores = zip(*found)
     metric = None
     if parts.optimizer.state:
         metric = parts.balancer.jacobian.flatten(adam_metric(parts.optimizer)).cpu()
@@ -88,6 +90,7 @@ def collect(
         torch.stack(list(rows)),
         np.array(valid),
         np.array(active),
+        np.array(scores),
         metric,
     )
 
@@ -112,7 +115,7 @@ def _measuring(recipe: Recipe, target: Target | None) -> Recipe:
 
 def _one_batch(
     place: Place, recipe: Recipe, parts: setup.Parts, seed: int
-) -> tuple[Tensor, np.ndarray, np.ndarray]:
+) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
     """One epoch's rollout and the gradients of its first optimiser step, as `Trainer` takes it."""
     random_state.seed(seed, 0)  # for rewards that draw from the global generators
     adapter, balancer, draw, train = parts.adapter, parts.balancer, recipe.rollout, recipe.train
@@ -150,7 +153,7 @@ def _one_batch(
     if not report.finite:
         raise MarbleError(f"the gradient is not finite: {' '.join(report.notes)}")
     valid = selected.adv.valid_KN.any(1).numpy()
-    return _rows(balancer), valid, balancer.active(selected, 0)
+    return _rows(balancer), valid, balancer.active(selected, 0), batch.means_K
 
 
 def _rows(balancer: Balancer) -> Tensor:

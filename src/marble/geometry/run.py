@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from marble.geometry.check import compare_scores
 from marble.geometry.folder import LAST, open_run
 from marble.geometry.gradients import Target, collect
 from marble.geometry.report import measure
@@ -50,6 +51,7 @@ def measure_run(
             "as_trained": None if own is None else dict(zip(names, own.tolist())),
             "as_trained_steps": LAST,
         },
+        "scores": compare_scores(names, gradients.scores_BK, place.scores_SK),
         **measure(gradients, own),
     }
     found: dict[str, Any] = plain(_python(record))
