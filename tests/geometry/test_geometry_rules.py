@@ -128,6 +128,7 @@ def test_a_reward_lost_in_noise_has_no_cosine_and_json_has_no_nan():
     assert not signal["resolved"] and signal["share"] == 0 and signal["share_raw"] < 0
     worth = record["rules"]["uniform"]["averaged"]["1"]["plain"]
     assert worth["cosine"]["b"] is None and worth["worst"] is not None
+    assert abs(worth["progress"]["b"]) < 0.1 and worth["progress"]["a"] > 0.5
 
 
 def test_a_reward_that_some_batches_do_not_know():

@@ -52,6 +52,11 @@ class Measured:
 
         return square(np.arange(self.batches)) > RESOLVED * sig.jackknife(square, self.batches)
 
+    def one_batch_norms(self, index: Array) -> Array:
+        """Lengths of the rewards' gradients on one batch, signal and noise (root mean square)."""
+        part = sig.subset(self.metrics.plain, index)
+        return np.sqrt(np.diagonal(sig.within(part, self.valid_BR[index])))[: self.k]
+
     def true_norms(self, index: Array | None = None) -> Array:
         """Lengths of the true gradients, NaN where they are lost in noise."""
         at = np.arange(self.batches) if index is None else index

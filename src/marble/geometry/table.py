@@ -19,6 +19,13 @@ def show(record: dict[str, Any], console: Console) -> None:
     )
     console.print(Group(_signal(record), Text(), _cosines(record), Text(), _rules(record)))
     console.print(Group(Text(), _weights(record)))
+    lost = [name for name, entry in record["signal"]["plain"].items() if not entry["resolved"]]
+    if lost:
+        console.print(
+            f"\nLost in noise: {', '.join(lost)}. No cosine with a true gradient can be told; the "
+            "worst and the mean are over the others.",
+            highlight=False,
+        )
 
 
 def _signal(record: dict[str, Any]) -> Table:

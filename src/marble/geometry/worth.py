@@ -67,8 +67,13 @@ def _worth(
         mean = _nan(np.nanmean, per_group(index))
         return np.append(mean, [_nan(np.nanmin, mean), _nan(np.nanmean, mean)])
 
-    cos = per_group(np.arange(m.batches))
-    found, error = estimate(np.arange(m.batches)), sig.jackknife(estimate, m.batches)
+    def progress(index: Array) -> Array:
+        cos = at.true_alignment(d, m.valid_BR, m.one_batch_norms(index), index)
+        return np.asarray(_nan(np.nanmean, cos))
+
+    everyone = np.arange(m.batches)
+    cos = per_group(everyone)
+    found, error = estimate(everyone), sig.jackknife(estimate, m.batches)
     inside, outside = at.conflict_rates(d, m.valid_BR)
     worst = _nan(np.nanmin, cos, axis=1)
     known = np.isfinite(found[: m.k])
@@ -76,6 +81,8 @@ def _worth(
         "cosine": dict(zip(m.names, found[: m.k])),
         "cosine_error": dict(zip(m.names, error[: m.k])),
         "cosine_spread": dict(zip(m.names, _nan(np.nanstd, cos))),
+        "progress": dict(zip(m.names, progress(everyone))),
+        "progress_error": dict(zip(m.names, sig.jackknife(progress, m.batches))),
         "worst": found[-2],
         "worst_error": error[-2],
         "worst_reward": m.names[int(np.nanargmin(found[: m.k]))] if known.any() else None,
