@@ -19,6 +19,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 # Okabe and Ito's palette: told apart by everyone, also in print.
 FILES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -82,16 +83,23 @@ def _signal(ax: Axes, records: list[dict[str, Any]], names: list[str]) -> None:
     ax.set_title("Signal in the gradient of one batch")
     for i, record in enumerate(records):
         entries = [record["signal"]["plain"][name] for name in names]
-        ax.barh(
+        bars = ax.barh(
             [k + _shift(i, len(records), 0.8) for k in range(len(names))],
             [100 * entry["share"] for entry in entries],
             height=0.7 / len(records),
             xerr=[100 * (entry["share_error"] or 0) for entry in entries],
             color=FILES[i],
+            edgecolor=FILES[i],
             error_kw={"elinewidth": 1, "ecolor": "#444444"},
         )
+        for bar, entry in zip(bars, entries):
+            if not entry["resolved"]:
+                bar.set_facecolor("white")
     _rows(ax, names)
     ax.set_xlim(left=0)
+    if not all(e["resolved"] for r in records for e in r["signal"]["plain"].values()):
+        empty = Patch(facecolor="white", edgecolor="#444444", label="lost in noise")
+        ax.legend(handles=[empty], loc="best")
     ax.set_xlabel("share of ‖g‖² that is signal, % (the rest is noise)")
 
 
@@ -109,10 +117,12 @@ def _cosines(ax: Axes, records: list[dict[str, Any]], names: list[str]) -> None:
             ax.plot(seen[a][b], y, "o", mfc="white", mec=FILES[i], ms=5)
             if true is not None:
                 error = found["true_error"][a][b] or 0
+                ends = [[min(error, true + 1)], [min(error, 1 - true)]]
                 ax.plot([seen[a][b], true], [y, y], color=FILES[i], lw=0.8, alpha=0.5, zorder=0)
-                ax.errorbar(true, y, xerr=error, fmt="o", color=FILES[i], ms=5, elinewidth=1)
+                ax.errorbar(true, y, xerr=ends, fmt="o", color=FILES[i], ms=5, elinewidth=1)
     ax.axvline(0, color="#444444", lw=0.8)
     _rows(ax, [f"{_short(names[a])} · {_short(names[b])}" for a, b in pairs])
+    ax.set_xlim(-1.05, 1.05)
     ax.set_xlabel("cosine")
     marks = [
         Line2D([], [], color="#444444", marker="o", linestyle="", ms=5, label="true"),
@@ -120,7 +130,7 @@ def _cosines(ax: Axes, records: list[dict[str, Any]], names: list[str]) -> None:
             [], [], mec="#444444", mfc="white", marker="o", linestyle="", ms=5, label="apparent"
         ),
     ]
-    ax.legend(handles=marks, loc="best")
+    _legend_above(ax, marks)
 
 
 def _weights(ax: Axes, record: dict[str, Any], names: list[str]) -> None:
@@ -141,24 +151,28 @@ def _weights(ax: Axes, record: dict[str, Any], names: list[str]) -> None:
             marker=mark,
             ms=5,
             elinewidth=0.8,
-            label=name,
         )
         limit = rule["limit"]["alpha"][name]
         ax.plot(
             [places[-2] + nudge, places[-1] + nudge], [means[-1], limit], ":", color=color, lw=1
         )
         ax.plot(places[-1] + nudge, limit, mark, color=color, ms=7)
-    ax.axhline(1 / len(names), color="#444444", lw=0.8, ls="--")
-    ax.text(places[-1] + 0.4, 1 / len(names), "uniform", va="bottom", ha="right", fontsize=8)
+    ax.plot([-0.4, places[-1] + 0.2], [1 / len(names)] * 2, color="#444444", lw=0.8, ls="--")
+    ax.text(places[-2] + 0.15, 1 / len(names), "uniform", va="bottom", ha="center", fontsize=8)
+    ends = {name: rule["limit"]["alpha"][name] for name in names}
+    top = max(ax.get_ylim()[1], 0.1)
+    for name, y in zip(names, _apart([ends[name] for name in names], 0.045 * top)):
+        color = REWARDS[names.index(name) % len(REWARDS)]
+        ax.text(places[-1] + 0.3, y, _short(name), color=color, va="center", fontsize=8)
+    ax.set_xlim(-0.4, places[-1] + 1.1)
     ax.set_xticks(list(places), [*sizes, "no noise"])
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(-0.01, top)
     ax.set_xlabel("batches averaged before the solve")
     ax.set_ylabel("α, mean and spread")
-    ax.legend(loc="best")
 
 
 def _alignment(ax: Axes, records: list[dict[str, Any]], rules: list[str]) -> None:
-    ax.set_title("Worst reward's true alignment with one batch's direction")
+    ax.set_title("What one batch's direction is worth to the worst reward")
     adam = False
     for i, record in enumerate(records):
         for row, label in enumerate(rules):
@@ -180,15 +194,30 @@ def _alignment(ax: Axes, records: list[dict[str, Any]], rules: list[str]) -> Non
                     ms=6,
                     elinewidth=1,
                 )
+                if way == "plain":
+                    who = _short(one[way]["worst_reward"])
+                    at = (one[way]["worst"], y + off)
+                    ax.annotate(
+                        who, at, (0, 5), textcoords="offset points", ha="center", fontsize=7,
+                        color="#444444",
+                    )  # fmt: skip
     ax.axvline(0, color="#444444", lw=0.8)
     _rows(ax, rules)
-    ax.set_xlabel("cosine with the true gradient of the reward served worst")
+    ax.set_xlabel("cosine with the true gradient of the reward served worst (named)")
     marks = [Line2D([], [], color="#444444", marker="o", linestyle="", label="as it is")]
     if adam:
         marks.append(
             Line2D([], [], mec="#444444", mfc="white", marker="^", linestyle="", label="after Adam")
         )
-    ax.legend(handles=marks, loc="best")
+    _legend_above(ax, marks)
+
+
+def _legend_above(ax: Axes, marks: list[Line2D]) -> None:
+    """Under the title, where no data can lie."""
+    ax.legend(
+        handles=marks, loc="lower left", bbox_to_anchor=(-0.02, 0.985), ncols=2, borderaxespad=0
+    )
+    ax.set_title(ax.get_title(loc="left"), pad=20)
 
 
 def _rows(ax: Axes, labels: list[str]) -> None:
@@ -201,6 +230,16 @@ def _rows(ax: Axes, labels: list[str]) -> None:
 
 def _shift(i: int, count: int, width: float) -> float:
     return width * ((i + 0.5) / count - 0.5)
+
+
+def _apart(values: list[float], gap: float) -> list[float]:
+    """Places for labels near `values` that do not overlap."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    places, last = [0.0] * len(values), -gap
+    for i in order:
+        last = max(values[i], last + gap)
+        places[i] = last
+    return places
 
 
 def _short(name: str) -> str:
