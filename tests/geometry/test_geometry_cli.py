@@ -1,10 +1,14 @@
 """The command on a tiny run: what it prints, what it writes, what it leaves alone."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from marble.geometry.folder import open_run
 from marble.geometry.gradients import _batch_seed, collect
@@ -35,6 +39,23 @@ def test_a_table_and_the_same_numbers_in_a_file(marble, trained, tmp_path):
     assert uniform["1"]["alpha"]["mean"] == pytest.approx(dict.fromkeys(NAMES, 1 / 3))
     again = marble("geometry", trained, "--batches", 5, "--device", "cpu", "--json")
     assert json.loads(again.out) == record
+
+
+def test_help_has_examples(marble):
+    result = marble("geometry", "--help")
+    assert result.status == 0 and "Examples" in result.out and "marble geometry runs/" in result.out
+
+
+def test_a_figure_of_base_and_trained(marble, trained, tmp_path):
+    pytest.importorskip("matplotlib")
+    files = [tmp_path / "base.json", tmp_path / "trained.json"]
+    for file, words in zip(files, (["--base"], [])):
+        assert marble("geometry", trained, *words, "--batches", 4, "--out", file).status == 0
+    script = Path(__file__).parents[2] / "scripts" / "geometry_figure.py"
+    words = [sys.executable, script, *files, "--out", tmp_path / "new" / "figure.png"]
+    subprocess.run(words, check=True, capture_output=True)
+    with Image.open(tmp_path / "new" / "figure.png") as picture:
+        assert min(picture.size) > 800
 
 
 def test_the_base_has_no_adam(marble, trained):

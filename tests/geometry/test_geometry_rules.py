@@ -119,7 +119,7 @@ def test_a_metric_of_ones_changes_nothing():
 
 def test_a_reward_lost_in_noise_has_no_cosine_and_json_has_no_nan():
     gradients = made([0.1, 0.1, 0.1])
-    noise = np.random.default_rng(5).normal(size=(16, 300))
+    noise = np.random.default_rng(5).normal(size=(16, 300)) / np.sqrt(300)
     gradients.rows_BRT[:, 1] = torch.from_numpy(noise - noise.mean(0))
     record = plain(_python(measure(gradients)))
     text = json.dumps(record, allow_nan=False)
