@@ -21,6 +21,9 @@ def study(
     gpus: Annotated[int, typer.Option(min=1, help="GPUs to share the runs out to.")] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
     keep: Annotated[bool, typer.Option(help="Keep every run's checkpoints.")] = False,
+    run: Annotated[
+        bool, typer.Option(help="Run what is missing; --no-run: tables of what is there.")
+    ] = True,
     page: Annotated[bool, typer.Option(help="Write the report page.")] = True,
     docs: Annotated[
         Path | None, typer.Option(help="Write the result into this page's block for the study.")
@@ -35,11 +38,14 @@ def study(
 
     - `marble study studies/smoke.yaml`
 
-    - `marble study studies/paper.yaml --jobs 8 --device cuda --docs docs/which-method.md`
+    - `marble study studies/paper.yaml --jobs 16 --device cuda --docs docs/which-method.md`
+
+    - `marble study studies/paper.yaml --no-run` (while it runs elsewhere)
     """
     from marble.errors import MarbleError
     from marble.study import load_study, run_study, study_table, write_tables
     from marble.study.docs import publish
+    from marble.study.runner import Failure
     from marble.training.metrics import plain
 
     plan = load_study(path)
@@ -48,7 +54,11 @@ def study(
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    failures = run_study(plan, folder, jobs=jobs, gpus=gpus, device=device, keep=keep, say=say)
+    failures: list[Failure] = []
+    if run:
+        failures = run_study(plan, folder, jobs=jobs, gpus=gpus, device=device, keep=keep, say=say)
+    elif not folder.is_dir():
+        raise MarbleError(f"{folder}: no such folder; give the study's --out")
     table = study_table(plan, folder, failures)
     files = write_tables(table, folder)
     if page and table["settings"]:
@@ -60,7 +70,7 @@ def study(
     else:
         for file in files:
             typer.echo(file)
-    if table["missing"]:
+    if table["missing"] and run:
         raise MarbleError(
             f"{len(table['missing'])} of {table['runs']} runs are not finished, {len(failures)} "
             "failed (see log.txt in each); run the study again to go on"

@@ -29,6 +29,8 @@ class Progress(ObservingRule):
     units: "std" measures progress in the batch std of the first steps (a reward without spread
         then takes the first one it shows), "range" as the share of the way from R_k(0) to the
         reward's ceiling, for which `ranges` gives (lowest, highest) per reward.
+    A caller that knows p_k better (`hear`) has it used instead, from then on.
+
     gate_after: unlearnable rewards make no progress and would absorb weight. From this many
         observations on, a reward's p_k counts only as far as it responds: with z the move of R̄_k
         in standard errors (noise from successive differences of the batch means),
@@ -37,13 +39,15 @@ class Progress(ObservingRule):
 
     name = "progress"
 
-    _STATE = ("seen", "start", "variance", "mean", "last", "noise")
+    _STATE = ("seen", "start", "variance", "mean", "last", "noise", "heard", "trust")
     _seen: Array  # valid steps so far
     _start: Array  # R_k(0)
     _variance: Array  # of the samples, in the first steps
     _mean: Array  # R̄_k
     _last: Array  # the last batch mean
     _noise: Array  # variance of a batch mean
+    _heard: Array  # p_k as told, NaN until then
+    _trust: Array  # 0 … 1, how far it counts
 
     def __init__(
         self,
@@ -103,9 +107,18 @@ class Progress(ObservingRule):
         self._mean = np.where(learning, self._start, np.where(valid, followed, self._mean))
         self._seen = self._seen + valid
 
+    def hear(self, progress_K: Array, trust_K: Array) -> None:
+        """Takes p_k as measured elsewhere (NaN: not this time). It counts as far as it is trusted,
+        0 to 1; for the rest the reward counts as an average one."""
+        if len(self._seen) == 0:
+            self._begin(len(progress_K))
+        told = np.isfinite(progress_K) & np.isfinite(trust_K)
+        self._heard = np.where(told, progress_K, self._heard)
+        self._trust = np.where(told, np.clip(trust_K, 0.0, 1.0), self._trust)
+
     def _begin(self, k: int) -> None:
         for name in self._STATE:
-            setattr(self, f"_{name}", np.zeros(k))
+            setattr(self, f"_{name}", np.full(k, np.nan if name == "heard" else 0.0))
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -119,10 +132,16 @@ class Progress(ObservingRule):
             unit = np.maximum(high - self._start, _HEADROOM * (high - low))
         known = (self._seen >= self.warmup) & (unit > 0.0)
         moved = (self._mean - self._start) / np.where(known, unit, 1.0)
-        return np.asarray(np.where(known, moved, np.nan))
+        measured = np.where(known, moved, np.nan)
+        told = np.isfinite(self._heard)
+        # All by the same yardstick: once some are told, what the batches say counts no more.
+        return np.asarray(self._heard if told.any() else measured)
 
     def response(self) -> Array:
-        """γ_k in [0, 1]: how surely the reward has moved; 1 before the gate begins."""
+        """γ_k in [0, 1]: how surely the reward has moved, or how far the probe is trusted; 1 before
+        the gate begins."""
+        if np.isfinite(self._heard).any():
+            return self._trust.copy()
         if self.gate_after is None:
             return np.ones(len(self._seen))
         spread = (1.0 - self.momentum) / (1.0 + self.momentum) + 1.0 / self.warmup
@@ -160,5 +179,8 @@ class Progress(ObservingRule):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._begin(0)
-        for key in self._STATE if state else ():
-            setattr(self, f"_{key}", from_json(state[key]))
+        if state:
+            self._begin(len(state["seen"]))
+        for key in self._STATE:
+            if key in state:
+                setattr(self, f"_{key}", from_json(state[key]))

@@ -14,6 +14,7 @@ from ._ema import update_ema
 from ._harmony import harmony, heldout_harmony
 from ._linalg import Array, cosines, from_json, spread, to_json
 from ._options import check_names, floors_K, groups_K, named_options, priorities_K
+from ._progress import Progress
 from ._registry import get_rule
 from ._rule import FreeRule, GramRule, ObservingRule, check_gram
 from ._schedule import Schedule
@@ -232,6 +233,12 @@ class Harmoniser:
             self.steer.observe(reward_means_K, reward_stds_K, counts_K)
             if isinstance(self.rule, ObservingRule):
                 self.rule.observe(reward_means_K, reward_stds_K, counts_K)
+
+    def hear(self, progress_K: Array, trust_K: Array) -> None:
+        """Progress as measured on a probe, and trust in it; see `Progress.hear`."""
+        for rule in (self.rule, self.steer.progress):
+            if isinstance(rule, Progress):
+                rule.hear(progress_K, trust_K)
 
     # -- state ----------------------------------------------------------------------------------
 

@@ -109,6 +109,12 @@ class Progress(Section):
     warmup: PositiveInt = Field(
         default=5, description="Steps whose mean is R(0); uniform until then."
     )
+    probe: Count = Field(
+        default=0,
+        description="Pictures of a fixed probe (training prompts), by which progress is measured "
+        "against the base's twins; 0: by the batches.",
+    )
+    probe_every: PositiveInt = Field(default=5, description="Steps between drawings of the probe.")
 
 
 class Balance(Section):
@@ -175,6 +181,11 @@ class Balance(Section):
     progress: Progress = Field(
         default=Progress(), description="`progress` and `hybrid`: its settings."
     )
+
+    @property
+    def measures_progress(self) -> bool:
+        """Whether it matters how far each reward has come."""
+        return self.method == "progress" or self.hybrid != "none"
 
     @property
     def uses_gram(self) -> bool:

@@ -134,7 +134,7 @@ def build_balancer(
 ) -> Balancer:
     b, o, names = recipe.balance, recipe.objective, recipe.rewards.names
     progress: dict[str, Any] = {}
-    if b.method == "progress" or b.hybrid != "none":
+    if b.measures_progress:
         p = b.progress
         progress = {"beta": p.beta, "units": p.units, "momentum": p.decay, "warmup": p.warmup}
         progress["gate_after"] = 30 if p.gate else None

@@ -1,0 +1,121 @@
+"""Progress on twins: what the probe draws, what it finds, what it is trusted with, and resume."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from marble.data import Prompt
+from marble.evaluation.paired import paired_progress
+from marble.recipe import load_recipe
+from marble.study.toy.__main__ import build
+from marble.training.probe import probe_samples
+from marble.training.run import train
+
+RECIPE = Path(__file__).parents[2] / "studies/recipes/toy.yaml"
+WORDS = ["balance.progress.probe=30", "balance.progress.probe_every=2", "train.steps=8"]
+
+
+def run(folder, *words, resume=False):
+    train(
+        load_recipe(str(RECIPE), ["eval.images_per_prompt=1", *WORDS, *words]),
+        folder,
+        resume=resume,
+        device="cpu",
+        console=Console(quiet=True),
+        check=lambda recipe: None,
+        build=build,
+    )
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def prompts(**counts):
+    return {s: [Prompt(f"{s} {i}", s, {}) for i in range(n)] for s, n in counts.items()}
+
+
+def test_the_probe_is_fixed_and_even():
+    known = prompts(a=50, b=50, c=2)
+    samples = probe_samples(known, 30, seed=3)
+    assert samples == probe_samples(known, 30, seed=3)
+    assert samples != probe_samples(known, 30, seed=4)
+    sources = [s.prompt.source for s in samples]
+    assert [sources.count(s) for s in "abc"] == [10, 10, 2]  # a source that has no more
+    assert len({s.prompt.text for s in samples}) == len({s.seed for s in samples}) == len(samples)
+    assert len(probe_samples(known, 1, seed=0)) == 3  # every source has a say
+
+
+@given(
+    st.lists(st.floats(-5, 5), min_size=3, max_size=20),
+    st.floats(-3, 3),
+    st.floats(0.01, 100),
+)
+def test_progress_is_in_the_base_s_units(values, moved, scale):
+    then = np.array([values])
+    if then.std() < 1e-3:
+        return
+    gain, alike = paired_progress((then + moved * then.std()) * scale, then * scale)
+    np.testing.assert_allclose(gain, moved, atol=1e-6)
+    np.testing.assert_allclose(alike, 1.0, atol=1e-6)
+
+
+def test_what_cannot_be_known_is_nan_and_noise_is_not_trusted():
+    rng = np.random.default_rng(0)
+    then = np.stack([rng.normal(size=2000), np.ones(2000), np.full(2000, np.nan)])
+    now = np.stack([rng.normal(size=2000), np.ones(2000), np.full(2000, np.nan)])
+    gain, alike = paired_progress(now, then)
+    assert abs(gain[0]) < 0.1 and abs(alike[0]) < 0.1
+    assert np.isnan(gain[1:]).all() and np.isnan(alike[1:]).all()
+
+
+def test_a_run_measures_and_uses_it(tmp_path):
+    rows = run(tmp_path / "run", "balance.progress.beta=8")
+    names = [name for name in rows[2] if name.startswith("progress/")]
+    assert len(names) == 5
+    measured = [row["step"] for row in rows if names[0] in row]
+    assert measured == [3, 5, 7]  # before the third step, and so on: two steps apart
+    # No other source of weights is left: the one that has come furthest has least.
+    last = rows[-1]
+    known = {name: rows[6][f"progress/{name}"] for name in ("similarity", "preference")}
+    trust = {name: rows[6][f"progress_trust/{name}"] for name in known}
+    assert min(trust.values()) > 0.5  # twins of a few steps are alike
+    ahead, behind = sorted(known, key=lambda name: -known[name] * trust[name])
+    assert last[f"coefficient/{ahead}"] <= last[f"coefficient/{behind}"]
+
+
+def test_noise_gets_no_more_than_an_average_reward(tmp_path):
+    noise = '{name: noise, reward: "marble.rewards.synthetic:Noise", options: {seed: 1}}'
+    rows = run(tmp_path / "run", "balance.progress.beta=8", f"rewards.add=[{noise}]")
+    trust = [row["progress_trust/noise"] for row in rows if "progress_trust/noise" in row]
+    assert max(trust) < 0.5
+    shares = [row["coefficient/noise"] for row in rows[2:]]
+    assert max(shares) < 0.35  # of six rewards
+
+
+def test_a_resumed_run_goes_on_with_what_was_measured(tmp_path):
+    """Killed between two drawings of the probe, which the weights of the next step come from."""
+    every = "train.checkpoint_every=1"
+    whole = run(tmp_path / "whole", every, "train.keep_checkpoints=8")
+    cut = tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", cut)
+    for path in sorted((cut / "checkpoints").glob("step-*"))[5:]:
+        shutil.rmtree(path)
+    (cut / "checkpoints" / "latest").unlink()
+    again = run(cut, every, "train.keep_checkpoints=8", resume=True)
+
+    def numbers(rows):
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    for one, other in zip(numbers(again), numbers(whole), strict=True):
+        one.pop("images_per_s"), other.pop("images_per_s")
+        assert one == other
+
+
+@pytest.mark.parametrize("method", ["uniform", "marble"])
+def test_methods_that_do_not_ask_for_progress_draw_no_probe(tmp_path, method):
+    rows = run(tmp_path / "run", f"balance.method={method}")
+    assert not any(key.startswith("progress") for row in rows for key in row)
