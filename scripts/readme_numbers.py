@@ -1,4 +1,4 @@
-"""Writes the figures in README.md and docs/studio.md from the measurements in benchmarks/results.
+"""Writes the figures in README.md and docs from the measurements in benchmarks and studies.
 
 python scripts/readme_numbers.py            # rewrite the blocks between two comments each
 python scripts/readme_numbers.py --check    # only say whether they are up to date (exit status 1)
@@ -14,7 +14,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
-STUDIO = ROOT / "docs" / "studio.md"
+STUDIO, EXPLAINED = ROOT / "docs" / "studio.md", ROOT / "docs" / "explained.md"
+GEOMETRY = ROOT / "studies" / "results"
 TRAIN = "studio_train.json"
 OTHERS = ("studio_seed1.json", "studio_marble.json", "studio_weighted_sum.json")
 NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
@@ -117,6 +118,51 @@ def compared(results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def geometry_of(folder: Path = GEOMETRY) -> dict[str, dict[str, Any]]:
+    """Where it was measured → what `marble geometry` wrote."""
+    files = {"base": "base", "after `progress`": "progress", "after `marble`": "marble"}
+    return {
+        where: json.loads((folder / f"geometry-{name}.json").read_text())
+        for where, name in files.items()
+    }
+
+
+def signal_table() -> str:
+    """Share of signal in one batch's gradient of every reward."""
+    found = geometry_of()
+    lines = ["| signal in ‖g‖², % | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
+    for name in next(iter(found.values()))["rewards"]:
+        entries = [record["signal"]["plain"][name] for record in found.values()]
+        told = [f"{100 * e['share_raw']:.0f} ± {100 * e['share_error']:.0f}" for e in entries]
+        lines.append(f"| `{name}` | " + " | ".join(told) + " |")
+    return "\n".join(lines).replace("-0 ±", "0 ±")
+
+
+def rules_table() -> str:
+    """What the direction of one batch does to true gradients, and to other batches."""
+    lines = [
+        "| at | rule | conflict in its batch | on another | worst true cosine | of | after Adam |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for where, record in geometry_of().items():
+        for rule in ("uniform", "weighted sum", "marble", "upgrad"):
+            one = record["rules"][rule]["averaged"]["1"]
+            plain, adam = one["plain"], one.get("adam")
+            told = [
+                f"{plain['conflict_in_batch']:.0%}",
+                f"{plain['conflict_out_of_batch']:.0%}",
+                f"{signed2(plain['worst'])} ± {plain['worst_error']:.2f}",
+                plain["worst_reward"].removeprefix("studio-"),
+                signed2(adam["worst"]) if adam else "–",
+            ]
+            lines.append(f"| {where} | {rule} | " + " | ".join(told) + " |")
+    return "\n".join(lines)
+
+
+def signed2(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
 def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
@@ -127,6 +173,8 @@ BLOCKS = {
     (README, "trained"): trained,
     (STUDIO, "trained"): trained_table,
     (STUDIO, "compared"): compared,
+    (EXPLAINED, "signal"): signal_table,
+    (EXPLAINED, "rules"): rules_table,
 }
 
 
@@ -140,7 +188,7 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Writes the figures in README and docs/studio.md.")
+    parser = argparse.ArgumentParser(description="Writes the figures in README and docs.")
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
     options = parser.parse_args()
     stale = 0

@@ -49,6 +49,14 @@ def test_published_defaults():
     assert recipe.rewards.names == ["geneval", "ocr", "pickscore", "clipscore", "hpsv2"]
 
 
+def test_the_published_rule_has_a_name_of_its_own():
+    paper = load_recipe("studio", ["balance.method=marble-paper"]).balance
+    assert paper == load_recipe("studio", ["balance.method=marble"]).balance
+    assert (paper.every, paper.rho, paper.amortise) == (10, 0.7, "paper")
+    with pytest.raises(RecipeError, match="as published, with rho"):
+        load_recipe("studio", ["balance.method=marble-paper", "balance.rho=0.9"])
+
+
 def test_delayed_schedule_and_warmup():
     overrides = ["rollout.old_decay={rate: 0.0075, start: 75, cap: 0.999}", "optim.warmup_steps=4"]
     recipe = load_recipe("studio", overrides)

@@ -26,6 +26,8 @@ PlainMethod = Literal[
 Method = Literal[GramMethod, PlainMethod]
 GRAM_METHODS: tuple[str, ...] = get_args(GramMethod)
 METHODS: tuple[str, ...] = get_args(Method)
+#: `method: marble-paper` is `marble` with these, whatever the defaults may become.
+PAPER = {"every": 10, "rho": 0.7, "amortise": "paper", "target": "full", "metric": "plain"}
 
 
 class Reward(Section):
@@ -118,7 +120,10 @@ class Progress(Section):
 
 
 class Balance(Section):
-    method: Method = Field(default="marble", description="How rewards are combined.")
+    method: Method = Field(
+        default="marble",
+        description="How rewards are combined. `marble-paper` is `marble` as published.",
+    )
     every: PositiveInt = Field(default=10, description="Optimiser steps between solves (N).")
     rho: Decay = Field(default=0.7, description="EMA of the coefficients: ᾱ ← ρ ᾱ + (1−ρ) α*.")
     amortise: Literal["paper", "normalised"] = Field(
@@ -181,6 +186,19 @@ class Balance(Section):
     progress: Progress = Field(
         default=Progress(), description="`progress` and `hybrid`: its settings."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_published(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("method") != "marble-paper":
+            return data
+        for key, value in PAPER.items():
+            if data.get(key, value) != value:
+                raise ValueError(
+                    f"marble-paper is the rule as published, with {key}: {value}; to change it "
+                    "take method: marble"
+                )
+        return {**data, **PAPER, "method": "marble"}
 
     @property
     def measures_progress(self) -> bool:

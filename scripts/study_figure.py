@@ -1,0 +1,83 @@
+"""What every rule did to every reward: a study's relative gains as one figure.
+
+python scripts/study_figure.py studies/results/paper.json --out docs/img/study-paper.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", type=Path, help="a study's JSON")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--setting", default="")
+    asked = parser.parse_args()
+    table = json.loads(asked.table.read_text())
+    draw(table, asked.setting).savefig(asked.out, dpi=110)
+
+
+def rows_to_show(table: dict[str, Any], setting: str) -> tuple[dict[str, Any], list[Any]]:
+    """The setting, and its rows that documentation shows, best worst gain on top."""
+    [part] = [part for part in table["settings"] if part["setting"] == setting]
+    names = table.get("show") or [row["name"] for row in part["rows"]]
+    rows = [row for row in part["rows"] if "gains" in row and row["name"] in names]
+    rows.sort(key=lambda row: row["values"]["worst gain"]["mean"])
+    return part, rows
+
+
+def draw(table: dict[str, Any], setting: str = "") -> plt.Figure:
+    part, rows = rows_to_show(table, setting)
+    judged = part["judged"]
+    figure, axes = plt.subplots(figsize=(9, 0.48 * len(rows) + 1.6), layout="constrained")
+    offsets = [0.34 * (i / (len(judged) - 1) - 0.5) if len(judged) > 1 else 0 for i in range(99)]
+    for k, name in enumerate(judged):
+        at = [i - offsets[k] for i in range(len(rows))]
+        entries = [row["gains"][name] for row in rows]
+        means = [entry["mean"] for entry in entries]
+        half = [e["mean"] - e["lo"] if e["lo"] is not None else 0 for e in entries]
+        axes.errorbar(
+            means,
+            at,
+            xerr=half,
+            fmt=MARKS[k % len(MARKS)],
+            color=COLOURS[k % len(COLOURS)],
+            markersize=6,
+            elinewidth=0.8,
+            alpha=0.9,
+            label=name.removeprefix("studio-"),
+        )
+    axes.axvline(0, color="#444", linewidth=0.9)
+    axes.set_yticks(range(len(rows)), [f"{row['name']} ({row['seeds']})" for row in rows])
+    shown = [entry["mean"] for row in rows for entry in row["gains"].values()]
+    axes.set_xlim(min([-0.5, *shown]) - 0.1, max([0.5, *shown]) + 0.25)
+    axes.set_xlabel("relative gain on held-out prompts, in the base's standard deviations")
+    axes.set_title(
+        "Gain of every reward: mean over (seeds), 95 % interval, best worst gain on top",
+        loc="left",
+        fontsize=10,
+    )
+    axes.grid(axis="x", color="#e4e4e4")
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(left=False)
+    figure.legend(loc="outside lower center", ncols=len(judged), frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
