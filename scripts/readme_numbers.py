@@ -159,6 +159,22 @@ def rules_table() -> str:
     return "\n".join(lines)
 
 
+def batches_table() -> str:
+    """The scatter of a batch's mean score beside what a whole run gains."""
+    base = json.loads((GEOMETRY / "geometry-base.json").read_text())["scores"]
+    [part] = json.loads((GEOMETRY / "paper.json").read_text())["settings"]
+    rows = {row["name"]: row["scores"] for row in part["rows"]}
+    lines = [
+        "| | scatter of a batch's mean | gain of a run with `uniform` | their ratio |",
+        "|---|---|---|---|",
+    ]
+    for name, entry in base.items():
+        scatter = entry["one_batch_std"]
+        gain = rows["uniform"][name]["mean"] - rows["base"][name]["mean"]
+        lines.append(f"| `{name}` | {scatter:.3f} | {signed(gain)} | {scatter / gain:.1f} |")
+    return "\n".join(lines)
+
+
 def signed2(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
@@ -175,6 +191,7 @@ BLOCKS = {
     (STUDIO, "compared"): compared,
     (EXPLAINED, "signal"): signal_table,
     (EXPLAINED, "rules"): rules_table,
+    (EXPLAINED, "batches"): batches_table,
 }
 
 

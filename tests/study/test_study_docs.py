@@ -11,12 +11,14 @@ from marble.study import Cell, Study, study_table
 from marble.study.docs import filled, publish
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/which-method.md"
+PAGES = ("which-method", "studies")
 
 
-def test_the_page_is_what_the_stored_studies_give():
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_are_what_the_stored_studies_give(page):
     """`marble study … --docs docs/which-method.md` writes both; neither may be edited alone."""
-    text = PAGE.read_text()
+    text = (ROOT / f"docs/{page}.md").read_text()
+    assert "<!-- study: " in text
     assert filled(text, ROOT / "studies/results") == text
 
 

@@ -117,6 +117,10 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
     for key in ("priorities", "floors", "groups"):
         if getattr(balance, key) and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
+    for reward in recipe.rewards.train:
+        if reward.priority != 1.0 and balance.method != "progress":
+            instead = "balance.priorities" if balance.uses_gram else "weights, with method fixed"
+            yield f"rewards.{reward.name}.priority: only progress looks at it; use {instead}"
     for key, off in (("hybrid", "none"), ("snr", 0.0)):
         if getattr(balance, key) != off and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"

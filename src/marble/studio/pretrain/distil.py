@@ -134,6 +134,8 @@ def main() -> None:
         parser.add_argument(f"--{source}", type=float, metavar="W", default=w)
     parser.add_argument("--shift", type=float, default=1.0, help="of the flow-match scheduler")
     args = parser.parse_args()
+    if not (args.start / "vae").is_dir():
+        parser.error(f"--from {args.start}: no pipeline there; `make studio` writes one")
     torch.manual_seed(0)
     device, started = torch.device(args.device), time.perf_counter()
     words = vocabulary()
