@@ -136,6 +136,26 @@ def test_a_cell_is_a_process_with_its_own_environment_and_log(tmp_path, study, m
     assert (tmp_path / "a-seed0" / "log.txt").read_text() == "3 threads\n"
 
 
+def test_numpy_has_the_cells_threads_too(tmp_path):
+    """It counts them when it is imported, which the process that cells are forked from does."""
+    shown = tmp_path / "shown.txt"
+    (tmp_path / "show.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "parent = Path(f'/proc/{os.getppid()}/environ').read_bytes().split(b'\\0')\n"
+        f"Path({str(shown)!r}).write_text(str([e for e in parent if e.startswith(b'OMP_')]))\n"
+    )
+    code = (
+        "import os\nfrom pathlib import Path\nfrom marble.study.children import Children\n"
+        "with Children(threads=3) as children:\n"
+        f"    here = Path({str(tmp_path)!r})\n"
+        "    children.run([str(here / 'show.py')], here / 'log', {})\n"
+        "assert 'OMP_NUM_THREADS' not in os.environ\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert shown.read_text() == "[b'OMP_NUM_THREADS=3']"
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path, study):
     folder = tmp_path / "a-seed0"
     folder.mkdir()

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ PRELOAD = "marble.study.preload"
 class Children:
     """The processes that are running; the first signal to the study is handed on to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        """threads: of a child; numpy's are settled when it is imported, before the fork."""
         self.stopping = threading.Event()
+        self._threads = str(threads)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD])
         self._running: set[ForkServerProcess] = set()
@@ -33,6 +36,15 @@ class Children:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Children:
+        before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = self._threads
+        try:
+            forkserver.ensure_running()
+        finally:
+            if before is None:
+                del os.environ["OMP_NUM_THREADS"]
+            else:
+                os.environ["OMP_NUM_THREADS"] = before
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(ValueError):  # not the main thread: whoever owns it decides
                 self._before[number] = signal.signal(number, lambda *_: self.stop())

@@ -56,7 +56,8 @@ def run_study(
     for seat in range(jobs):
         seats.put(seat)
 
-    with Children() as children, ThreadPoolExecutor(jobs) as pool:
+    threads = int(_environment(0, jobs, gpus)["OMP_NUM_THREADS"])
+    with Children(threads) as children, ThreadPoolExecutor(jobs) as pool:
 
         def work(cell: Cell) -> None:
             if children.stopping.is_set():
