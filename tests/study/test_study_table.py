@@ -13,6 +13,7 @@ from marble.errors import MarbleError
 from marble.study import Cell, Failure, study_table, write_tables
 from marble.study.measure import measure
 from marble.study.statistics import agreement, over_seeds, paired
+from marble.study.write import markdown
 
 # -- one run -----------------------------------------------------------------------------------
 
@@ -163,3 +164,16 @@ def test_files_say_the_same(tmp_path):
     assert "| 0.150 ± 0.635 |" in text  # t(0.975, 1)·0.05 = 0.635
     assert "Kendall's W = 1.00" in text and "`high` is first in 2 of 2" in text
     assert "`high` is ahead in worst gain of `low`, `mid`" in text
+
+
+def test_a_table_of_several_devices_says_so(tmp_path):
+    study = make_study(tmp_path, {"x": (0.1, 0.2), "y": (0.3, 0.4)})
+    for i, cell in enumerate(study.cells):
+        (tmp_path / cell.folder / "environment.json").write_text(
+            json.dumps({"device": "cpu" if i else "NVIDIA H200"})
+        )
+    table = study_table(study, tmp_path)
+    assert table["devices"] == {"NVIDIA H200": 1, "cpu": 3}
+    assert "4 of 4 runs are finished, on NVIDIA H200 (1) and cpu (3)." in markdown(table)
+    table["devices"] = {"cpu": 4}
+    assert "4 of 4 runs are finished." in markdown(table)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marble.errors import MarbleError
-from marble.study.write import cell, markdown, order, summary, to_json
+from marble.study.write import cell, markdown, order, ran_on, summary, to_json
 
 SHOWN = ["worst gain", "mean gain", "composite", "conflict, other half", "canaries"]
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
@@ -52,7 +52,7 @@ def told(table: dict[str, Any]) -> list[str]:
     parts = [_shown(part, table.get("show")) for part in table["settings"]]
     done = table["runs"] - len(table["missing"])
     lines = [
-        f"{table['description']} {done} of {table['runs']} runs "
+        f"{table['description']} {done} of {table['runs']} runs{ran_on(table)} "
         f"([all numbers](../studies/results/{table['study']}.md)).",
         "",
     ]

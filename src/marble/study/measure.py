@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,14 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         heldout=[name for name in names if name not in trained],
         judged=judged,
     )
+
+
+def device_of(folder: Path) -> str:
+    """What the run was made on."""
+    try:
+        return str(json.loads((folder / "environment.json").read_text())["device"])
+    except (OSError, ValueError, KeyError):
+        return "unknown"
 
 
 def _shares(run: RunRecord, names: list[str]) -> np.ndarray:

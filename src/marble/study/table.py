@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from marble.errors import MarbleError
 from marble.evaluation import composite
-from marble.study.measure import Measured, measure
+from marble.study.measure import Measured, device_of, measure
 from marble.study.plan import Study
 from marble.study.runner import Failure, finished
 from marble.study.statistics import agreement, over_seeds, paired
@@ -37,6 +38,7 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
                 runs.setdefault(cell.name, {})[cell.seed] = found
         if runs:
             settings.append({"setting": setting, **_one_setting(runs)})
+    devices = Counter(device_of(out / cell.folder) for cell in done)
     missing = [cell.folder for cell in study.cells if cell not in done]
     return {
         "study": study.name,
@@ -45,6 +47,7 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
         "runs": len(study.cells),
         "failed": [{"run": f.folder, "said": f.said} for f in failures],
         "missing": missing,
+        "devices": dict(devices),
         "settings": settings,
     }
 

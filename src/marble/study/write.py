@@ -75,9 +75,17 @@ def markdown(table: dict[str, Any]) -> str:
             lines += ["", f"## {part['setting']}"]
         lines += ["", *summary(part), "", *scores(part), "", *weights(part), "", *order(part)]
     done = table["runs"] - len(table["missing"])
-    lines += ["", f"{done} of {table['runs']} runs are finished."]
+    lines += ["", f"{done} of {table['runs']} runs are finished{ran_on(table)}."]
     lines += [f"- `{failed['run']}` failed: {failed['said']}" for failed in table["failed"]]
     return "\n".join(lines) + "\n"
+
+
+def ran_on(table: dict[str, Any]) -> str:
+    """ ", on DEVICE (runs) and …", where runs of a table were made on several."""
+    devices = table.get("devices", {})
+    if len(devices) < 2:
+        return ""
+    return ", on " + " and ".join(f"{device} ({n})" for device, n in devices.items())
 
 
 def summary(part: dict[str, Any], columns: list[str] | None = None) -> list[str]:
