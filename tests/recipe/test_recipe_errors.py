@@ -66,6 +66,8 @@ def test_mistake_gives_one_line(override):
         (["balance.method=uniform", "balance.floors=[ocr]"], "needs a Gram-based method"),
         (["balance.method=marble", "rewards.ocr.priority=2"], "use balance.priorities"),
         (["balance.method=uniform", "rewards.ocr.priority=2"], "use weights, with method fixed"),
+        (["balance.method=uniform", "balance.progress.probe=9"], "does not look at progress"),
+        (["balance.progress={probe: 9, units: range}"], "measures in std"),
         (["balance.method=single", "balance.reward=x"], "no training reward called 'x'"),
         (
             ["balance.method=sequential", "balance.stages=[{rewards: [x]}]"],

@@ -27,6 +27,7 @@ base = folder / "evals" / "step-000000" / "index.json"
 base.parent.mkdir(parents=True, exist_ok=True)
 base.write_text("{}")
 print(os.environ["OMP_NUM_THREADS"], "threads", flush=True)
+(folder / "imported.txt").write_text(" ".join(sys.modules))
 stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
 log = (folder / "steps.txt").open("a", buffering=1)

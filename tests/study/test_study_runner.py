@@ -134,6 +134,10 @@ def test_a_cell_is_a_process_with_its_own_environment_and_log(tmp_path, study, m
     pids = {(tmp_path / name / "pid.txt").read_text() for name in ("a-seed0", "b-seed0")}
     assert len(pids) == 2 and str(os.getpid()) not in pids
     assert (tmp_path / "a-seed0" / "log.txt").read_text() == "3 threads\n"
+    # The trainer itself imports none of it.
+    assert {"torch", "diffusers"} <= set(
+        (tmp_path / "a-seed0" / "imported.txt").read_text().split()
+    )
 
 
 def test_numpy_has_the_cells_threads_too(tmp_path):

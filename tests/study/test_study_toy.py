@@ -3,21 +3,16 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
-from marble.recipe import load_recipe
+from _command import marble  # noqa: F401  (a fixture)
+from _toy_world import RECIPE, run_toy
 from marble.study.measure import measure
 from marble.study.toy import world
-from marble.study.toy.__main__ import build
 from marble.study.toy.model import SPREAD, UNDERSHOOT, ToyAdapter
-from marble.training.run import train
-
-RECIPE = Path(__file__).parents[2] / "studies/recipes/toy.yaml"
 
 
 def test_numbers_survive_as_pictures():
@@ -59,17 +54,8 @@ def test_the_base_draws_its_gaussian():
 
 
 def run(folder, *overrides, resume=False):
-    recipe = load_recipe(str(RECIPE), ["train.steps=4", "train.checkpoint_every=2", *overrides])
-    train(
-        recipe,
-        folder,
-        resume=resume,
-        device="cpu",
-        console=Console(quiet=True),
-        check=lambda recipe: None,
-        build=build,
-    )
-    return recipe
+    words = ["train.steps=4", "train.checkpoint_every=2", *overrides]
+    return run_toy(folder, *words, resume=resume)
 
 
 def test_a_run_in_the_toy_world_can_be_measured(tmp_path):
@@ -101,3 +87,17 @@ def test_a_study_from_the_command_line(tmp_path):
     table = json.loads((tmp_path / "out/table.json").read_text())
     assert [row["name"] for row in table["settings"][0]["rows"]] == ["base", "uniform", "progress"]
     assert (tmp_path / "out/report.html").is_file()
+
+
+def test_a_table_without_running(marble, tmp_path):  # noqa: F811
+    """Of what is there, though cells are missing; nothing is run, and nothing is wrong."""
+    file, out = tmp_path / "mine.yaml", tmp_path / "out"
+    file.write_text(f"trainer: toy\nrecipe: {RECIPE}\nseeds: [0, 1]\ncells: {{a: {{}}, b: {{}}}}")
+    done = marble("study", file, "--no-run", "--out", out)
+    assert done.status == 2 and done.err.strip().count("\n") == 0 and "no such folder" in done.err
+    run(out / "a-seed0")
+    done = marble("study", file, "--no-run", "--no-page", "--out", out)
+    assert done.status == 0
+    table = json.loads((out / "table.json").read_text())
+    assert [row["name"] for row in table["settings"][0]["rows"]] == ["base", "a"]
+    assert len(table["missing"]) == 3 and not (out / "b-seed0").exists()

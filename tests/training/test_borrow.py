@@ -1,30 +1,19 @@
 """A base that another run has evaluated is taken over where it is the same, and only there."""
 
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from marble.recipe import load_recipe
+from _toy_world import run_toy
 from marble.study.measure import measure
-from marble.study.toy.__main__ import build
-from marble.training.run import train
-
-RECIPE = Path(__file__).parents[2] / "studies/recipes/toy.yaml"
 
 
 def run(folder, *words):
     """Two steps in the toy world; what the run said."""
     with (folder.parent / "said.txt").open("a+") as said:
-        train(
-            load_recipe(str(RECIPE), ["train.steps=2", "eval.images_per_prompt=1", *words]),
-            folder,
-            device="cpu",
-            console=Console(file=said, width=200),
-            check=lambda recipe: None,
-            build=build,
-        )
+        console = Console(file=said, width=200)
+        run_toy(folder, "train.steps=2", "eval.images_per_prompt=1", *words, console=console)
         said.seek(0)
         return said.read()
 

@@ -2,35 +2,21 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from _toy_world import run_toy
 from marble.data import Prompt
-from marble.evaluation.paired import paired_progress
-from marble.recipe import load_recipe
-from marble.study.toy.__main__ import build
+from marble.evaluation import relative_gains, twin_correlations
 from marble.training.probe import probe_samples
-from marble.training.run import train
 
-RECIPE = Path(__file__).parents[2] / "studies/recipes/toy.yaml"
 WORDS = ["balance.progress.probe=30", "balance.progress.probe_every=2", "train.steps=8"]
 
 
 def run(folder, *words, resume=False):
-    train(
-        load_recipe(str(RECIPE), ["eval.images_per_prompt=1", *WORDS, *words]),
-        folder,
-        resume=resume,
-        device="cpu",
-        console=Console(quiet=True),
-        check=lambda recipe: None,
-        build=build,
-    )
+    run_toy(folder, "eval.images_per_prompt=1", *WORDS, *words, resume=resume)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -58,18 +44,17 @@ def test_progress_is_in_the_base_s_units(values, moved, scale):
     then = np.array([values])
     if then.std() < 1e-3:
         return
-    gain, alike = paired_progress((then + moved * then.std()) * scale, then * scale)
-    np.testing.assert_allclose(gain, moved, atol=1e-6)
-    np.testing.assert_allclose(alike, 1.0, atol=1e-6)
+    twins = ((then + moved * then.std()) * scale, then * scale)
+    np.testing.assert_allclose(relative_gains(*twins), moved, atol=1e-6)
+    np.testing.assert_allclose(twin_correlations(*twins), 1.0, atol=1e-6)
 
 
 def test_what_cannot_be_known_is_nan_and_noise_is_not_trusted():
     rng = np.random.default_rng(0)
     then = np.stack([rng.normal(size=2000), np.ones(2000), np.full(2000, np.nan)])
     now = np.stack([rng.normal(size=2000), np.ones(2000), np.full(2000, np.nan)])
-    gain, alike = paired_progress(now, then)
-    assert abs(gain[0]) < 0.1 and abs(alike[0]) < 0.1
-    assert np.isnan(gain[1:]).all() and np.isnan(alike[1:]).all()
+    alike = twin_correlations(now, then)
+    assert abs(alike[0]) < 0.1 and np.isnan(alike[1:]).all()
 
 
 def test_a_run_measures_and_uses_it(tmp_path):
@@ -115,7 +100,17 @@ def test_a_resumed_run_goes_on_with_what_was_measured(tmp_path):
         assert one == other
 
 
-@pytest.mark.parametrize("method", ["uniform", "marble"])
-def test_methods_that_do_not_ask_for_progress_draw_no_probe(tmp_path, method):
-    rows = run(tmp_path / "run", f"balance.method={method}")
-    assert not any(key.startswith("progress") for row in rows for key in row)
+def test_a_hybrid_hears_of_it_too(tmp_path):
+    rows = run(tmp_path / "run", "balance.method=marble", "balance.hybrid=gate", "balance.every=2")
+    plain = run(
+        tmp_path / "plain",
+        "balance.method=marble",
+        "balance.hybrid=gate",
+        "balance.every=2",
+        "balance.progress.probe=0",
+    )
+    assert "progress/vivid" in rows[2] and "progress/vivid" not in plain[2]
+    same = [
+        one["coefficient/vivid"] == other["coefficient/vivid"] for one, other in zip(rows, plain)
+    ]
+    assert all(same[:2]) and not any(same[2:4])  # other weights from the first drawing on

@@ -11,6 +11,7 @@ from marble.evaluation.measures import (
     composite,
     joint_rates,
     relative_gains,
+    twin_correlations,
     wins,
     worst_gain,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "score_tables",
     "summarise",
     "tag_scores",
+    "twin_correlations",
     "wins",
     "worst_gain",
 ]

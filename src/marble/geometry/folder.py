@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from marble.balance.settings import MERGED
 from marble.errors import MarbleError
+from marble.evaluation.runs import read_jsonl
 from marble.recipe import Recipe, load_recipe
 from marble.training.checkpoint import State, load_state, newest_complete
 
@@ -69,9 +69,7 @@ def open_run(folder: Path, *, base: bool = False) -> Place:
 
 def _metrics(folder: Path, step: int | None) -> list[dict[str, Any]]:
     """Rows of the run's steps, up to `step`; none where there is no such file."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    rows = read_jsonl(folder / "metrics.jsonl")
     return [row for row in rows if step is None or row["step"] <= step]
 
 

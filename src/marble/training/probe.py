@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from marble.data import Prompt, Sample, held_out, sample_seed
-from marble.evaluation.paired import paired_progress
+from marble.evaluation import relative_gains, twin_correlations
 from marble.models.base import Adapter
 from marble.recipe import Recipe
 from marble.rewards import RewardSet
@@ -49,8 +49,9 @@ class Probe:
 
         if self._base_Kn is None:
             self._base_Kn = drawn("base")
-        progress_K, alike_K = paired_progress(drawn("default"), self._base_Kn)
-        return progress_K, np.clip(alike_K, 0.0, 1.0)
+        now_Kn = drawn("default")
+        alike_K = twin_correlations(now_Kn, self._base_Kn)
+        return relative_gains(now_Kn, self._base_Kn), np.clip(alike_K, 0.0, 1.0)
 
 
 def probe_samples(prompts: Mapping[str, Sequence[Prompt]], count: int, seed: int) -> list[Sample]:
