@@ -151,7 +151,9 @@ class Balancer:
         """
         if self._jacobian is not None:
             self._jacobian.zero()
-        self.harmoniser.observe(batch.means_K, batch.stds_K, batch.adv.counts_K.valid.numpy())
+        adv = batch.adv
+        counts_K = adv.counts_K.valid.numpy()
+        self.harmoniser.observe(batch.means_K, batch.stds_K, counts_K, adv.adv_KN.numpy())
         recorded = 0
         if self.measures(step):
             recorded = max(1, micro_batches)  # a process without samples still joins the solve

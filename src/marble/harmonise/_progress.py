@@ -10,12 +10,16 @@ import numpy as np
 from marble.errors import MarbleError
 
 from ._linalg import Array, from_json, to_json
+from ._redundancy import Redundancy
 from ._rule import ObservingRule
+from ._twins import Twins, shrunk
 
 # A move of this many standard errors counts as a full response.
 _RESPONSE = 3.0
 # Progress is measured against at least this share of a reward's range, however near its ceiling.
 _HEADROOM = 0.05
+# Noise keeps this share of a reward's weight.
+_LEAST_TRUST = 0.05
 
 
 class Progress(ObservingRule):
@@ -29,8 +33,11 @@ class Progress(ObservingRule):
     units: "std" measures progress in the batch std of the first steps (a reward without spread
         then takes the first one it shows), "range" as the share of the way from R_k(0) to the
         reward's ceiling, for which `ranges` gives (lowest, highest) per reward.
-    A caller that knows p_k better (`hear`) has it used instead, from then on.
+    window: once `compare` has been told of twins (see `Twins`), p_k is measured on those of the
+        last `window` epochs instead, and counts as far as they are believed.
 
+    redundancy: power q by which rewards that agree share a vote, which multiplies c_k (see
+        `Redundancy`); 0: everyone has one.
     gate_after: unlearnable rewards make no progress and would absorb weight. From this many
         observations on, a reward's p_k counts only as far as it responds: with z the move of R̄_k
         in standard errors (noise from successive differences of the batch means),
@@ -39,15 +46,13 @@ class Progress(ObservingRule):
 
     name = "progress"
 
-    _STATE = ("seen", "start", "variance", "mean", "last", "noise", "heard", "trust")
+    _STATE = ("seen", "start", "variance", "mean", "last", "noise")
     _seen: Array  # valid steps so far
     _start: Array  # R_k(0)
     _variance: Array  # of the samples, in the first steps
     _mean: Array  # R̄_k
     _last: Array  # the last batch mean
     _noise: Array  # variance of a batch mean
-    _heard: Array  # p_k as told, NaN until then
-    _trust: Array  # 0 … 1, how far it counts
 
     def __init__(
         self,
@@ -58,6 +63,8 @@ class Progress(ObservingRule):
         momentum: float = 0.9,
         warmup: int = 5,
         gate_after: int | None = 30,
+        window: int = 8,
+        redundancy: float = 0.0,
     ) -> None:
         super().__init__()
         if not (np.isfinite(beta) and beta >= 0.0):
@@ -66,10 +73,17 @@ class Progress(ObservingRule):
             raise MarbleError(f"progress: units = {units!r}; choose 'std' or 'range'.")
         if not 0.0 <= momentum < 1.0 or warmup < 1:
             raise MarbleError("progress: give momentum in [0, 1) and warmup of at least 1.")
+        if window < 1:
+            raise MarbleError(f"progress: window = {window}; give at least one epoch.")
+        if not (np.isfinite(redundancy) and redundancy >= 0.0):
+            raise MarbleError(f"progress: redundancy = {redundancy}; give a power, or 0 for none.")
         if units == "range" and ranges is None:
             raise MarbleError("progress: units 'range' needs ranges, (lowest, highest) per reward.")
         self.beta, self.units, self.momentum, self.warmup = beta, units, momentum, warmup
         self.gate_after = gate_after
+        self.twins = Twins(window)
+        self._power = redundancy
+        self.redundancy: Redundancy | None = None
         self._ranges = None if ranges is None else np.array(ranges, dtype=np.float64)
         if self._ranges is not None and (
             self._ranges.ndim != 2
@@ -82,7 +96,13 @@ class Progress(ObservingRule):
 
     # -- observing ------------------------------------------------------------------------------
 
-    def observe(self, means_K: Array, stds_K: Array, counts_K: Array | None = None) -> None:
+    def observe(
+        self,
+        means_K: Array,
+        stds_K: Array,
+        counts_K: Array | None = None,
+        advantages_KN: Array | None = None,
+    ) -> None:
         mean = np.array(means_K, dtype=np.float64)
         std = np.array(stds_K, dtype=np.float64)
         valid = np.isfinite(mean) & np.isfinite(std)
@@ -90,6 +110,8 @@ class Progress(ObservingRule):
             valid &= np.asarray(counts_K) > 0
         if len(self._seen) == 0:
             self._begin(len(mean))
+        if self.redundancy is not None and advantages_KN is not None:
+            self.redundancy.observe(advantages_KN)
         first, learning = valid & (self._seen == 0), valid & (self._seen < self.warmup)
         # Half the squared difference of successive means is their variance, whatever the trend.
         jump = np.where(valid & ~first, 0.5 * (mean - self._last) ** 2, 0.0)
@@ -107,23 +129,23 @@ class Progress(ObservingRule):
         self._mean = np.where(learning, self._start, np.where(valid, followed, self._mean))
         self._seen = self._seen + valid
 
-    def hear(self, progress_K: Array, trust_K: Array) -> None:
-        """Takes p_k as measured elsewhere (NaN: not this time). It counts as far as it is trusted,
-        0 to 1; for the rest the reward counts as an average one."""
+    def compare(self, now_Kn: Array, base_Kn: Array) -> None:
+        """Takes the scores of twins, by which progress is measured from now on."""
         if len(self._seen) == 0:
-            self._begin(len(progress_K))
-        told = np.isfinite(progress_K) & np.isfinite(trust_K)
-        self._heard = np.where(told, progress_K, self._heard)
-        self._trust = np.where(told, np.clip(trust_K, 0.0, 1.0), self._trust)
+            self._begin(len(now_Kn))
+        self.twins.add(now_Kn, base_Kn)
 
     def _begin(self, k: int) -> None:
         for name in self._STATE:
-            setattr(self, f"_{name}", np.full(k, np.nan if name == "heard" else 0.0))
+            setattr(self, f"_{name}", np.zeros(k))
+        self.redundancy = Redundancy(k, self._power) if k and self._power else None
 
     # -- weights --------------------------------------------------------------------------------
 
     def progress(self) -> Array:
         """p_k, NaN while unknown."""
+        if self.twins:
+            return self.twins.measured().p_K
         if self.units == "std":
             unit = np.sqrt(self._variance)
         else:
@@ -132,16 +154,10 @@ class Progress(ObservingRule):
             unit = np.maximum(high - self._start, _HEADROOM * (high - low))
         known = (self._seen >= self.warmup) & (unit > 0.0)
         moved = (self._mean - self._start) / np.where(known, unit, 1.0)
-        measured = np.where(known, moved, np.nan)
-        told = np.isfinite(self._heard)
-        # All by the same yardstick: once some are told, what the batches say counts no more.
-        return np.asarray(self._heard if told.any() else measured)
+        return np.asarray(np.where(known, moved, np.nan))
 
     def response(self) -> Array:
-        """γ_k in [0, 1]: how surely the reward has moved, or how far the probe is trusted; 1 before
-        the gate begins."""
-        if np.isfinite(self._heard).any():
-            return self._trust.copy()
+        """γ_k in [0, 1]: how surely the reward has moved; 1 before the gate begins."""
         if self.gate_after is None:
             return np.ones(len(self._seen))
         spread = (1.0 - self.momentum) / (1.0 + self.momentum) + 1.0 / self.warmup
@@ -155,6 +171,8 @@ class Progress(ObservingRule):
         """p_k as it counts: unknown or unresponsive ones moved to the average of the others."""
         if len(self._seen) == 0:
             return np.zeros(k)
+        if self.twins:
+            return shrunk(*self.twins.measured())
         p = self.progress()
         gate = np.where(np.isnan(p), 0.0, self.response())
         p = np.where(np.isnan(p), 0.0, p)
@@ -168,6 +186,10 @@ class Progress(ObservingRule):
             )
         p = self.judged(len(preference))
         weight = preference * np.exp(-self.beta * (p - p.min()))
+        if self.redundancy is not None:
+            weight = weight * self.redundancy.votes_K
+        if self.twins:
+            weight = weight * np.maximum(self.twins.measured().trust_K, _LEAST_TRUST)
         return np.asarray(weight / weight.sum())
 
     # -- state ----------------------------------------------------------------------------------
@@ -175,7 +197,9 @@ class Progress(ObservingRule):
     def state_dict(self) -> dict[str, Any]:
         if len(self._seen) == 0:
             return {}
-        return {key: to_json(getattr(self, f"_{key}")) for key in self._STATE}
+        kept = {key: to_json(getattr(self, f"_{key}")) for key in self._STATE}
+        votes = {} if self.redundancy is None else self.redundancy.state_dict()
+        return kept | {"twins": self.twins.state_dict(), "redundancy": votes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._begin(0)
@@ -184,3 +208,6 @@ class Progress(ObservingRule):
         for key in self._STATE:
             if key in state:
                 setattr(self, f"_{key}", from_json(state[key]))
+        self.twins.load_state_dict(state.get("twins", {}))
+        if self.redundancy is not None and state.get("redundancy"):
+            self.redundancy.load_state_dict(state["redundancy"])

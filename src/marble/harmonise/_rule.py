@@ -99,7 +99,13 @@ class ObservingRule(FreeRule):
     """A free rule that learns from each step's reward statistics."""
 
     @abstractmethod
-    def observe(self, means_K: Array, stds_K: Array, counts_K: Array | None = None) -> None:
+    def observe(
+        self,
+        means_K: Array,
+        stds_K: Array,
+        counts_K: Array | None = None,
+        advantages_KN: Array | None = None,
+    ) -> None:
         """Take note of a step; NaN or a count of 0 marks a reward that did not apply."""
 
     @abstractmethod

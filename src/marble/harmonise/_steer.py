@@ -84,9 +84,10 @@ class Steer:
     def used(self) -> bool:
         return self.progress is not None or self.snr != 0.0
 
-    def observe(self, means_K: Array, stds_K: Array, counts_K: Array | None) -> None:
+    def observe(self, *statistics: Array | None) -> None:
+        """As `Progress.observe`."""
         if self.progress is not None:
-            self.progress.observe(means_K, stds_K, counts_K)
+            self.progress.observe(*statistics)  # type: ignore[arg-type]
 
     def hear(self, signal_K: Array, active_K: Array) -> None:
         """Takes note of a refresh's signal shares; those of inactive rewards stay."""

@@ -217,9 +217,14 @@ class Harmoniser:
         )
 
     def observe(
-        self, reward_means_K: Array, reward_stds_K: Array, counts_K: Array | None = None
+        self,
+        reward_means_K: Array,
+        reward_stds_K: Array,
+        counts_K: Array | None = None,
+        advantages_KN: Array | None = None,
     ) -> None:
-        """Show the step's reward means and stds (NaN or count 0: not applicable) to the method.
+        """Show the step's reward means and stds (NaN or count 0: not applicable) and advantages to
+        the method.
 
         Only `progress` and the hybrids look at them; for all others this does nothing.
         """
@@ -230,15 +235,16 @@ class Harmoniser:
                     f"observe needs one mean and one std for each of the {shape[0]} rewards, got "
                     f"shapes {np.shape(reward_means_K)} and {np.shape(reward_stds_K)}."
                 )
-            self.steer.observe(reward_means_K, reward_stds_K, counts_K)
+            self.steer.observe(reward_means_K, reward_stds_K, counts_K, advantages_KN)
             if isinstance(self.rule, ObservingRule):
-                self.rule.observe(reward_means_K, reward_stds_K, counts_K)
+                self.rule.observe(reward_means_K, reward_stds_K, counts_K, advantages_KN)
 
-    def hear(self, progress_K: Array, trust_K: Array) -> None:
-        """Progress as measured on a probe, and trust in it; see `Progress.hear`."""
-        for rule in (self.rule, self.steer.progress):
-            if isinstance(rule, Progress):
-                rule.hear(progress_K, trust_K)
+    def compare(self, now_Kn: Array, base_Kn: Array) -> tuple[Array, Array]:
+        """Shows scores of twins to the method; progress and trust as they are measured by now."""
+        rule = next(r for r in (self.rule, self.steer.progress) if isinstance(r, Progress))
+        rule.compare(now_Kn, base_Kn)
+        found = rule.twins.measured()
+        return found.p_K, found.trust_K
 
     # -- state ----------------------------------------------------------------------------------
 

@@ -99,29 +99,37 @@ class Stage(Section):
 class Progress(Section):
     """c = softmax(−β p), p_k = (R̄_k − R_k(0)) / unit_k: the reward that lags gets more."""
 
-    beta: Positive = Field(default=1.0, description="Sharpness of the softmax.")
+    beta: Positive = Field(default=12.0, description="Sharpness of the softmax.")
     units: Literal["std", "range"] = Field(
         default="std",
-        description="Progress in the reward's own initial std, or its declared range.",
+        description="Progress in the reward's own initial std, or its declared range (not by "
+        "twins).",
     )
     gate: bool = Field(
-        default=False, description="Turn down rewards that do not respond to the weight they get."
+        default=False,
+        description="Turn down rewards that do not respond to the weight they get (not by twins, "
+        "which tell noise by themselves).",
     )
     decay: Decay = Field(default=0.9, description="Decay of the running mean R̄.")
     warmup: PositiveInt = Field(
         default=5, description="Steps whose mean is R(0); uniform until then."
     )
-    probe: Count = Field(
-        default=0,
-        description="Pictures of a fixed probe (training prompts), by which progress is measured "
-        "against the base's twins; 0: by the batches.",
+    twins: Count = Field(
+        default=36,
+        description="Pictures of an epoch that the base draws too, from the same seeds: progress "
+        "is measured on these twins; 0: on the batches' means.",
     )
-    probe_every: PositiveInt = Field(default=5, description="Steps between drawings of the probe.")
+    window: PositiveInt = Field(default=8, description="Epochs whose twins are looked at.")
+    redundancy: NonNegative = Field(
+        default=16.0,
+        description="Rewards that agree share a vote, 1/Σ_j max(0, cos of their advantages)^this: "
+        "copies at 16, relatives too at 2; 0: everyone has one.",
+    )
 
 
 class Balance(Section):
     method: Method = Field(
-        default="marble",
+        default="progress",
         description="How rewards are combined. `marble-paper` is `marble` as published.",
     )
     every: PositiveInt = Field(default=10, description="Optimiser steps between solves (N).")

@@ -121,11 +121,10 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
         if reward.priority != 1.0 and balance.method != "progress":
             instead = "balance.priorities" if balance.uses_gram else "weights, with method fixed"
             yield f"rewards.{reward.name}.priority: only progress looks at it; use {instead}"
-    if balance.progress.probe > 0:
-        if not balance.measures_progress:
-            yield f"balance.progress.probe: {balance.method} does not look at progress"
-        elif balance.progress.units != "std" or balance.progress.gate:
-            yield "balance.progress.probe: measures in std, without a gate; leave both unset"
+    progress = balance.progress
+    if balance.measures_progress and progress.twins and (progress.units != "std" or progress.gate):
+        key = "gate" if progress.gate else "units"
+        yield f"balance.progress.{key}: is for progress by batch means; set progress.twins to 0"
     for key, off in (("hybrid", "none"), ("snr", 0.0)):
         if getattr(balance, key) != off and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"

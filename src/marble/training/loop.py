@@ -19,11 +19,11 @@ from marble.training import random_state, state
 from marble.training.checkpoint import State
 from marble.training.guard import Guard
 from marble.training.optimise import Part, Settings, split_epoch, take_step
-from marble.training.probe import Probe
 from marble.training.processes import Processes
 from marble.training.rollout import Rollout, make_rollout
 from marble.training.rows import step_row
 from marble.training.setup import Parts
+from marble.training.twins import base_scores, choose
 
 
 class Trainer:
@@ -46,9 +46,6 @@ class Trainer:
         )
         # The noise levels of the rollout, without the final 0: training uses the very same.
         self.sigmas = self.adapter.grid(recipe.rollout.steps)[:-1]
-        # One probe, of the prompts it began with, also where stages have others.
-        probed = recipe.balance.measures_progress and recipe.balance.progress.probe > 0
-        self.probe = Probe(recipe, parts.samplers[0][1].prompts) if probed else None
         self._pool = ThreadPoolExecutor(1) if recipe.train.overlap_rewards else None
         self.warnings: list[str] = []
         """What went wrong in the last epoch and was survived, on any process."""
@@ -70,7 +67,7 @@ class Trainer:
             np.array([s.index for s in rollout.samples], dtype=np.int64),
         )
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
-        probed = self._probe()
+        progress = self._compare(samples, gathered.rewards_KN.numpy())
         rows: list[dict[str, Any]] = []
         train = self.recipe.train
         # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.
@@ -84,25 +81,29 @@ class Trainer:
                 row = self._optimise(
                     samples, rollout, batch, gathered.local_n, chosen, inner, followed and not rows
                 )
-                rows.append(row | skips | probed)
-                probed = {}
+                rows.append(row | skips | progress)
+                progress = {}
         self.epoch += 1
         self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
         self.last = (rollout, batch)
         self.scored = (samples, gathered.rewards_KN)
         return rows
 
-    def _probe(self) -> dict[str, float]:
-        """Progress on the probe, where it is due, told to the balance."""
-        if self.probe is None or not self.probe.due(self.step):
+    def _compare(self, samples: list[Sample], rewards_KN: np.ndarray) -> dict[str, float]:
+        """Draws some of the epoch's pictures from the base too, and shows the twins to the balance.
+        The first epoch's are their own twins."""
+        balance = self.recipe.balance
+        if self.step == 0 or not (balance.measures_progress and balance.progress.twins):
             return {}
         started = time.perf_counter()
-        progress_K, trust_K = self.probe.measure(self.adapter, self.parts.rewards, self.processes)
-        self.balancer.harmoniser.hear(progress_K, trust_K)
+        at = choose(samples, balance.progress.twins)
+        twins = [samples[i] for i in at]
+        base_Kn = base_scores(self.adapter, self.parts.rewards, twins, self.recipe, self.processes)
+        progress_K, trust_K = self.balancer.harmoniser.compare(rewards_KN[:, at], base_Kn)
         row: dict[str, float] = {}
         for name, p, trust in zip(self.recipe.rewards.names, progress_K, trust_K):
             row |= {f"progress/{name}": float(p), f"progress_trust/{name}": float(trust)}
-        return row | {"time/probe": time.perf_counter() - started}
+        return row | {"time/twins": time.perf_counter() - started}
 
     def rollout(self, samples: list[Sample]) -> Rollout:
         """Pictures of this process's share of `samples`, drawn by the old policy, with scores."""

@@ -137,7 +137,8 @@ def build_balancer(
     if b.measures_progress:
         p = b.progress
         progress = {"beta": p.beta, "units": p.units, "momentum": p.decay, "warmup": p.warmup}
-        progress["gate_after"] = 30 if p.gate else None
+        progress |= {"gate_after": 30 if p.gate else None, "window": p.window}
+        progress["redundancy"] = p.redundancy
         if p.units == "range":
             progress["ranges"] = _ranges(recipe)
     return Balancer(
