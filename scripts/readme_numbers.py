@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,19 @@ def batches_table() -> str:
     return "\n".join(lines)
 
 
+def twins_table() -> str:
+    """How far a run's own measure of progress is from its gain on held-out prompts."""
+    records = json.loads((GEOMETRY / "twins.json").read_text())
+    lines = ["| error of progress at the end, in σ | by batch means | by twins |", "|---|---|---|"]
+    for name in records[0]["heldout"]:
+        found = []
+        for kind in ("batches", "twins"):
+            errors = [one[kind][name][-1] - one["heldout"][name] for one in records]
+            found.append(math.sqrt(sum(e * e for e in errors) / len(errors)))
+        lines.append(f"| `{name}` | {found[0]:.2f} | {found[1]:.2f} |")
+    return "\n".join(lines)
+
+
 def signed2(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
@@ -192,6 +206,7 @@ BLOCKS = {
     (EXPLAINED, "signal"): signal_table,
     (EXPLAINED, "rules"): rules_table,
     (EXPLAINED, "batches"): batches_table,
+    (EXPLAINED, "twins"): twins_table,
 }
 
 

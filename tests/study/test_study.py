@@ -57,7 +57,7 @@ def test_the_stress_study_reaches_from_2_to_32_rewards():
     study = load_study(STUDIES / "stress.yaml")
     counts = {}
     for cell in study.cells:
-        if (cell.name, cell.seed) == ("uniform", 0):
+        if cell.name == "uniform" and cell.setting not in counts:
             rewards = load_recipe(study.recipe, list(cell.overrides)).rewards
             counts[cell.setting] = len(rewards.train)
             assert set(study.judge) & set(rewards.names)

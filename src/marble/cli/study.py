@@ -38,7 +38,7 @@ def study(
 
     - `marble study studies/smoke.yaml`
 
-    - `marble study studies/paper.yaml --jobs 16 --device cuda --docs docs/which-method.md`
+    - `marble study studies/paper.yaml --jobs 16 --device cuda --docs docs/studies.md`
 
     - `marble study studies/paper.yaml --no-run` (while it runs elsewhere)
     """

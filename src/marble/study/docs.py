@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from marble.errors import MarbleError
-from marble.study.write import cell, markdown, order, ran_on, summary, to_json
+from marble.study.across import KINDS
+from marble.study.write import cell, markdown, order, ran_on, sortable, summary, to_json
 
 SHOWN = ["worst gain", "mean gain", "composite", "conflict, other half", "canaries"]
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
@@ -59,7 +60,10 @@ def told(table: dict[str, Any]) -> list[str]:
     if len(parts) == 1:
         return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0])]
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
-    lines += _across(parts)
+    lines += _across(parts, "worst gain", table.get("across"))
+    lines += ["", "Composite (mean z-score of all scores among the runs of a setting):", ""]
+    lines += _across(parts, "composite")
+    lines += _over_settings(table.get("across"), table.get("show"))
     for part in parts:
         said = " ".join(line.strip() for line in order(part, ["worst gain"]))
         lines += ["", f"*{part['setting']}*: {said}"]
@@ -71,20 +75,43 @@ def _shown(part: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
     return {**part, "rows": [r for r in part["rows"] if keep is None or r["name"] in keep]}
 
 
-def _across(parts: list[dict[str, Any]]) -> list[str]:
-    """Cells down, settings across; the best of a setting in bold."""
-    names = list(dict.fromkeys(r["name"] for p in parts for r in p["rows"] if "values" in r))
-    lines = [
-        "| | " + " | ".join(p["setting"] for p in parts) + " |",
-        "|---" * (len(parts) + 1) + "|",
-    ]
+def _across(
+    parts: list[dict[str, Any]], by: str, pooled: dict[str, Any] | None = None
+) -> list[str]:
+    """Cells down, settings across, and `pooled` over settings beside them; the best in bold."""
+    columns: dict[str, dict[str, Any]] = {
+        p["setting"]: {r["name"]: r["values"][by] for r in p["rows"] if "values" in r}
+        for p in parts
+    }
+    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    for kind in KINDS if pooled else ():
+        found = {row["name"]: row[kind] for row in (pooled or {})["rows"]}
+        columns[f"{kind} of {len((pooled or {})['settings'])}"] = found
+    best = {c: max(v, key=lambda n: sortable(v[n]["mean"])) for c, v in columns.items() if v}
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name in names:
-        cells = []
-        for part in parts:
-            row = next((r for r in part["rows"] if r["name"] == name), None)
-            text = cell(None if row is None else row["values"]["worst gain"], 2)
-            cells.append(f"**{text}**" if name == part["best"] else text)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        texts = [(c, cell(values.get(name), 2)) for c, values in columns.items()]
+        shown = [f"**{text}**" if best.get(c) == name else text for c, text in texts]
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return lines
+
+
+def _over_settings(pooled: dict[str, Any] | None, names: list[str] | None) -> list[str]:
+    """Whom the best is ahead of when settings are taken together, paired by seed."""
+    if not pooled:
+        return []
+    lines = [
+        "",
+        f"Over {', '.join(pooled['settings'])} ({len(pooled['seeds'])} seeds), paired by seed:",
+        "",
+    ]
+    for kind in KINDS:
+        best = pooled["best"][kind]
+        shown = [r for r in pooled["rows"] if not names or r["name"] in names]
+        behind = {r["name"]: r[f"{kind} behind"] for r in shown if r["name"] != best}
+        told = ", ".join(f"`{name}` by {cell(gap, 2)}" for name, gap in behind.items())
+        what = "on average" if kind == "mean" else "in the setting that suits a rule least"
+        lines.append(f"- {what}, `{best}` is ahead in worst gain of {told}")
     return lines
 
 

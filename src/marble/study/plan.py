@@ -13,7 +13,18 @@ import yaml
 from marble.errors import MarbleError, RecipeError
 from marble.recipe import load_recipe
 
-KEYS = ("description", "recipe", "trainer", "seeds", "common", "settings", "cells", "judge", "show")
+KEYS = (
+    "description",
+    "recipe",
+    "trainer",
+    "seeds",
+    "common",
+    "settings",
+    "cells",
+    "judge",
+    "show",
+    "without",
+)
 TRAINERS = {"marble": ("-m", "marble", "train"), "toy": ("-m", "marble.study.toy")}
 
 
@@ -57,7 +68,7 @@ def load_study(path: Path) -> Study:
     """Reads a study and checks every cell's recipe, so that no run fails on a typing mistake.
 
     The runs are settings × cells × seeds. Overrides of a cell come after those of its setting,
-    and both after the common ones.
+    and both after the common ones. `without` names the cells that a setting does not have.
     """
     data = _read(path)
     seeds = data.get("seeds", [0])
@@ -67,10 +78,13 @@ def load_study(path: Path) -> Study:
     if trainer not in TRAINERS:
         raise MarbleError(f"{path}: trainer: choose one of {', '.join(TRAINERS)}")
     recipe = _recipe(str(data.get("recipe", "studio")), path)
+    without = _without(data, path)
     cells: list[Cell] = []
     names: dict[str, None] = {}
     for setting, around in _mapping(data.get("settings") or {"": {}}, path, "settings").items():
         for name, own in _mapping(data["cells"], path, "cells").items():
+            if name in without.get(setting, ()):
+                continue
             both = {**(data.get("common") or {}), **(around or {}), **(own or {})}
             words = tuple(_word(key, value) for key, value in both.items())
             try:  # seeds differ in nothing that could be wrong
@@ -90,6 +104,20 @@ def load_study(path: Path) -> Study:
             raise MarbleError(f"{path}: show: there is no cell {name}")
     about = " ".join(str(data.get("description", "")).split())
     return Study(path.stem, about, recipe, cells, judge, trainer, show)
+
+
+def _without(data: Mapping[str, Any], path: Path) -> dict[str, list[str]]:
+    """Setting → cells that make no sense in it."""
+    given = data.get("without") or {}
+    if not isinstance(given, dict) or not all(isinstance(v, list) for v in given.values()):
+        raise MarbleError(f"{path}: without: give a mapping of setting to a list of cells")
+    for setting, names in given.items():
+        if setting not in (data.get("settings") or {}):
+            raise MarbleError(f"{path}: without: there is no setting {setting}")
+        for name in names:
+            if name not in data["cells"]:
+                raise MarbleError(f"{path}: without: there is no cell {name}")
+    return {str(setting): list(map(str, names)) for setting, names in given.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from marble.errors import MarbleError
 from marble.evaluation import composite
+from marble.study.across import across
 from marble.study.measure import Measured, device_of, measure
 from marble.study.plan import Study
 from marble.study.runner import Failure, finished
@@ -31,6 +32,7 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
         if finished(out / cell.folder)
     }
     settings = []
+    worst: dict[str, dict[str, dict[int, float]]] = {}
     for setting in study.settings:
         runs: dict[str, dict[int, Measured]] = {}
         for cell, found in done.items():
@@ -38,6 +40,10 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
                 runs.setdefault(cell.name, {})[cell.seed] = found
         if runs:
             settings.append({"setting": setting, **_one_setting(runs)})
+            worst[setting] = {
+                name: {seed: one.values["worst gain"] for seed, one in seeds.items()}
+                for name, seeds in runs.items()
+            }
     devices = Counter(device_of(out / cell.folder) for cell in done)
     missing = [cell.folder for cell in study.cells if cell not in done]
     return {
@@ -49,6 +55,7 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
         "missing": missing,
         "devices": dict(devices),
         "settings": settings,
+        "across": across(worst),
     }
 
 

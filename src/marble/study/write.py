@@ -91,7 +91,7 @@ def ran_on(table: dict[str, Any]) -> str:
 def summary(part: dict[str, Any], columns: list[str] | None = None) -> list[str]:
     """The measures of every cell as a Markdown table, best worst gain first."""
     rows = [row for row in part["rows"] if "values" in row]
-    rows.sort(key=lambda row: -_sortable(row["values"]["worst gain"]["mean"]))
+    rows.sort(key=lambda row: -sortable(row["values"]["worst gain"]["mean"]))
     columns = columns or list(dict.fromkeys(c for row in rows for c in row["values"]))
     body = [
         [row["name"], str(row["seeds"]), *(cell(row["values"].get(c)) for c in columns)]
@@ -157,7 +157,7 @@ def _grid(heads: list[str], body: list[list[str]]) -> list[str]:
     return lines + ["| " + " | ".join(row) + " |" for row in body]
 
 
-def _sortable(value: float | None) -> float:
+def sortable(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) else -math.inf
 
 

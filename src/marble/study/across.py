@@ -1,0 +1,53 @@
+"""Cells over several settings at once: who does well whatever the rewards are?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from marble.study.statistics import over_seeds, paired
+
+Values = Mapping[str, Mapping[int, float]]
+#: How a seed's values in several settings become one.
+KINDS: dict[str, Callable[[list[float]], float]] = {
+    "mean": lambda values: float(np.mean(values)),
+    "least": min,
+}
+_FEWEST = 3
+
+
+def across(by_setting: Mapping[str, Values]) -> dict[str, Any]:
+    """Mean and least value of a cell over settings, seed by seed, and how far others are behind
+    the best; {} where there are not two settings in which every cell has three seeds in common.
+
+    by_setting: setting → cell → seed → value.
+    """
+    names = list(dict.fromkeys(name for values in by_setting.values() for name in values))
+    complete = {setting: _seeds(values, names) for setting, values in by_setting.items()}
+    settings = [setting for setting, seeds in complete.items() if len(seeds) >= _FEWEST]
+    seeds = sorted(set.intersection(*(complete[s] for s in settings))) if settings else []
+    if len(settings) < 2 or len(seeds) < _FEWEST or len(names) < 2:
+        return {}
+    rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in names}
+    best: dict[str, str] = {}
+    for kind, reduce in KINDS.items():
+        found = {
+            name: {seed: reduce([by_setting[s][name][seed] for s in settings]) for seed in seeds}
+            for name in names
+        }
+        best[kind] = max(names, key=lambda name: float(np.mean(list(found[name].values()))))
+        for name in names:
+            rows[name][kind] = over_seeds(list(found[name].values()))
+            if name != best[kind]:
+                rows[name][f"{kind} behind"] = paired(found[best[kind]], found[name])
+    return {"settings": settings, "seeds": seeds, "best": best, "rows": list(rows.values())}
+
+
+def _seeds(values: Values, names: list[str]) -> set[int]:
+    """Seeds for which every one of `names` has a finite value."""
+    if any(name not in values for name in names):
+        return set()
+    known = [{s for s, value in values[name].items() if np.isfinite(value)} for name in names]
+    return set.intersection(*known)

@@ -1,0 +1,107 @@
+"""Cells over several settings: means, the least, and who is behind whom."""
+
+import numpy as np
+import pytest
+from _study_runs import BASE, make_run, moved
+from scipy import stats
+
+from marble.errors import MarbleError
+from marble.study import Cell, Study, study_table
+from marble.study.across import across
+from marble.study.docs import publish
+from marble.study.plan import load_study
+
+SEEDS = (3, 4, 5)
+VALUES = {
+    "calm": {"even": (0.2, 0.3, 0.25), "bold": (0.5, 0.4, 0.6)},
+    "rough": {"even": (0.1, 0.2, 0.15), "bold": (-0.3, 0.1, -0.2)},
+}
+
+
+def by_seed(values):
+    return {s: {n: dict(zip(SEEDS, v)) for n, v in cells.items()} for s, cells in values.items()}
+
+
+def half_width(values):
+    return stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
+
+
+def test_mean_and_least_over_settings_are_taken_seed_by_seed():
+    found = across(by_seed(VALUES))
+    assert found["settings"] == ["calm", "rough"] and found["seeds"] == [3, 4, 5]
+    assert found["best"] == {"mean": "even", "least": "even"}
+    even, bold = found["rows"]
+    means = np.mean([VALUES["calm"]["bold"], VALUES["rough"]["bold"]], axis=0)
+    least = np.minimum(VALUES["calm"]["bold"], VALUES["rough"]["bold"])
+    for kind, values in (("mean", means), ("least", least)):
+        assert bold[kind]["mean"] == pytest.approx(values.mean())
+        assert bold[kind]["hi"] - bold[kind]["mean"] == pytest.approx(half_width(values))
+    # Paired: what one seed gives to both cancels.
+    gap = np.array([0.1, 0.2, 0.15]) - least
+    assert bold["least behind"]["mean"] == pytest.approx(gap.mean())
+    assert bold["least behind"]["hi"] - gap.mean() == pytest.approx(half_width(gap))
+    assert "least behind" not in even
+
+
+def test_a_setting_that_is_not_run_in_full_is_left_out():
+    values = by_seed(VALUES)
+    values["begun"] = {"even": {3: 0.9}}
+    values["short"] = {name: {3: 0.9, 4: 0.9} for name in ("even", "bold")}
+    assert across(values)["settings"] == ["calm", "rough"]
+    assert across({"calm": values["calm"], "begun": values["begun"]}) == {}
+    assert across({}) == {}
+
+
+def test_seeds_that_one_setting_lacks_do_not_count():
+    values = by_seed(VALUES)
+    for setting in values:
+        for seeds in values[setting].values():
+            seeds[6] = 0.3
+    values["rough"]["bold"][6] = float("nan")
+    assert across(values)["seeds"] == [3, 4, 5]
+
+
+def test_the_page_tells_of_it(tmp_path):
+    cells = [Cell(n, s, (), where) for where in VALUES for n in ("even", "bold") for s in SEEDS]
+    for setting, names in VALUES.items():
+        for name, gains in names.items():
+            for seed, gain in zip(SEEDS, gains):
+                folder = tmp_path / f"{setting}-{name}-seed{seed}"
+                make_run(folder, BASE, moved(a=gain, b=2.0))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- study: mine -->\n<!-- end of study -->\n")
+    table = study_table(Study("mine", "A study.", "studio", cells), tmp_path)
+    publish(table, page, tmp_path / "results")
+    text = page.read_text()
+    assert "| | calm | rough | mean of 2 | least of 2 |" in text
+    assert "| even | 0.25 ± 0.12 | **0.15 ± 0.12** | **0.20 ± 0.12** | **0.15 ± 0.12** |" in text
+    assert (
+        "in the setting that suits a rule least, `even` is ahead in worst gain of `bold` by" in text
+    )
+    assert text.count("| | calm | rough |") == 2  # once more for the composite
+
+
+def test_a_cell_may_be_left_out_of_a_setting(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "cells: {a: {}, b: {}}\nsettings: {one: {}, two: {}}\nseeds: [0, 1]\nwithout: {two: [b]}"
+    )
+    names = [cell.folder for cell in load_study(file).cells]
+    assert names.count("two-a-seed0") == 1 and "one-b-seed1" in names
+    assert not any(name.startswith("two-b") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("without: [b]", "mapping of setting"),
+        ("without: {two: b}", "mapping of setting"),
+        ("without: {three: [b]}", "no setting three"),
+        ("without: {two: [c]}", "no cell c"),
+    ],
+)
+def test_mistakes_in_it_are_told(tmp_path, line, said):
+    file = tmp_path / "s.yaml"
+    file.write_text(f"cells: {{a: {{}}, b: {{}}}}\nsettings: {{one: {{}}, two: {{}}}}\n{line}")
+    with pytest.raises(MarbleError, match=said):
+        load_study(file)
