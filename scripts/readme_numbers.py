@@ -18,7 +18,7 @@ README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 STUDIO, EXPLAINED = ROOT / "docs" / "studio.md", ROOT / "docs" / "explained.md"
 GEOMETRY = ROOT / "studies" / "results"
 TRAIN = "studio_train.json"
-OTHERS = ("studio_seed1.json", "studio_marble.json", "studio_weighted_sum.json")
+OTHERS = ("studio_marble.json", "studio_weighted_sum.json")
 NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
 NOTES |= {"geneval-strict": "`studio-geneval`, strict (not trained on)"}
 NOTES |= {"studio-geneval": "`studio-geneval`, partial"}
@@ -105,7 +105,7 @@ def trained_table(results: Path = RESULTS) -> str:
 
 
 def compared(results: Path = RESULTS) -> str:
-    """The runs of `make train`'s recipe with other rules and another seed, a column each."""
+    """The runs of `make train`'s recipe with other rules, a column each."""
     runs = [json.loads((results / name).read_text()) for name in (TRAIN, *OTHERS)]
     heads = [f"`{run['method']}`, seed {run['seed']}" for run in runs]
     lines = [

@@ -145,11 +145,15 @@ def _write_metrics(folder: Path, spec: Spec, last: int, rng: np.random.Generator
                 row[f"advantage/{name}/clipped"] = 0
                 row[f"alpha/{name}"] = round(float(alpha[j]), 5)
                 row[f"alpha_raw/{name}"] = round(float(target[j]), 5)
+                if spec.method == "progress" and step > 1:
+                    row[f"progress/{name}"] = round(_gain(spec, name, j, step), 4)
                 norm = 0.02 * (j + 1) * math.exp(rng.normal() * 0.15)
                 row[f"grad_norm/{name}"] = round(norm, 6) if refresh else None
             if refresh:
                 row |= _harmony(spec, k, step, rng)
             row |= _vitals(spec, step, rng, refresh)
+            if spec.method == "progress" and step > 1:
+                row["time/twins"] = 0.5
             file.write(json.dumps(row) + "\n")
 
 

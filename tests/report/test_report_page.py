@@ -53,6 +53,18 @@ def test_the_page_stands_alone(pages: dict[str, Path]) -> None:
     assert all(page.stat().st_size < 10_000_000 for page in pages.values())
 
 
+def test_progress_by_twins_has_a_chart_where_it_was_measured(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / method, Spec(method=method, steps=20, eval_every=20))
+        for method in ("progress", "marble")
+    ]
+    twins, none = (training(read_run(run), 100) for run in runs)
+    assert list(twins["progress"]) == list(Spec().rewards) and none["progress"] == {}
+    assert twins["progress"]["ocr"][0] is None  # the first epoch's pictures are their own twins
+    assert twins["time"]["totals"]["twins"] == pytest.approx(19 * 0.5)
+    assert "Progress against the base" in write(runs[:1], tmp_path / "page.html").read_text()
+
+
 def test_a_truncated_last_line_and_a_resumed_step(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "cut", Spec(steps=30, eval_every=30))
     metrics = folder / "metrics.jsonl"

@@ -10,7 +10,7 @@ import numpy as np
 from marble.report.folder import Run, read_advantages
 from marble.report.numbers import bin_edges, bin_means, bin_steps, compact, mean, thin
 
-PHASES = ("rollout", "reward", "train", "refresh", "eval")
+PHASES = ("rollout", "reward", "twins", "train", "refresh", "eval")
 HARMONY = {
     "harmony": "this method's direction",
     "harmony_heldout": "same, on batches not used to solve",
@@ -43,6 +43,7 @@ def training(run: Run, most: int) -> dict[str, Any]:
         "per_point": math.ceil(len(metrics.steps) / max(1, len(bins))),
         "reward": by_reward("reward", "/mean"),
         "origin": {n: _origin(run, n) for n in run.rewards},
+        "progress": by_reward("progress"),
         "alpha": _shares(by_reward("alpha"), run.pursued),
         "grad_norm": by_reward("grad_norm"),
         "vitals": {k: c for k in ("kl", "old_deviation", "loss") if (c := curve(k))},

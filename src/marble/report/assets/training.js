@@ -66,6 +66,17 @@ chart("rewards-relative", (run) => {
   };
 });
 
+chart("progress", (run) => {
+  const t = run.training;
+  const names = shown(run.rewards.filter((n) => t.progress[n]));
+  if (!names.length) return null;
+  return {
+    data: names.map((n) => rewardLine(t.steps, t.progress[n], n)),
+    layout: layout({ xaxis: axis("step"), yaxis: axis("gain, σ", { zeroline: true, zerolinecolor: css("--muted") }), hovermode: hover(names) }),
+    alt: `Last values in standard deviations: ${summary(names, (n) => t.progress[n])}.`,
+  };
+});
+
 chart("alpha", (run) => {
   const t = run.training;
   const names = shown(run.rewards.filter((n) => t.alpha[n]));
@@ -127,7 +138,7 @@ chart("time", (run) => {
   if (!names.length) return null;
   const total = Object.values(totals).reduce((a, b) => a + b, 0);
   const share = (p) => `${p} ${Math.round((100 * totals[p]) / total)} %`;
-  const colours = { rollout: "--r0", reward: "--r4", train: "--r7", refresh: "--r3", eval: "--r1" };
+  const colours = { rollout: "--r0", reward: "--r4", twins: "--r5", train: "--r7", refresh: "--r3", eval: "--r1" };
   return {
     data: names.map((p) => ({
       type: "bar", x: steps, y: phases[p], name: share(p), width: steps.length > 1 ? steps[1] - steps[0] : undefined,
