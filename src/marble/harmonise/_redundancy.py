@@ -16,7 +16,7 @@ class Redundancy:
         v_k = 1 / Σ_j max(0, C_kj)^q,   C the cosines of the advantage vectors, averaged over steps
 
     n copies of a reward get 1/n each, rewards that have nothing in common 1, and so do opponents.
-    Advantages are known for every picture, without the noise that a gradient's cosines have.
+    Advantages are known for every picture and cost nothing.
     """
 
     def __init__(self, k: int, power: float, decay: float = 0.9) -> None:
