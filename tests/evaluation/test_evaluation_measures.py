@@ -4,6 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from marble.evaluation import (
     composite,
@@ -117,6 +119,18 @@ def test_relative_gains_by_hand():
     assert np.isnan(moved[1])  # no spread to measure the move by
     with pytest.raises(ValueError, match="alike"):
         relative_gains(after[:2], before)
+
+
+@given(
+    st.lists(st.floats(-5, 5), min_size=3, max_size=20),
+    st.floats(-3, 3),
+    st.floats(0.01, 100),
+)
+def test_relative_gains_are_in_units_of_before(values, moved, scale):
+    before = np.array([values])
+    assume(before.std() > 1e-3)
+    after = before + moved * before.std()
+    np.testing.assert_allclose(relative_gains(after * scale, before * scale), moved, atol=1e-6)
 
 
 def test_summary_by_source():

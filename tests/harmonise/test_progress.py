@@ -124,6 +124,9 @@ def test_state_round_trip_through_json():
         {"units": "range", "ranges": [(0, 1)]},
         {"momentum": 1.0},
         {"warmup": 0},
+        {"window": 0},
+        {"redundancy": -1.0},
+        {"redundancy": float("inf")},
     ],
 )
 def test_bad_options(options):

@@ -66,8 +66,12 @@ def test_mistake_gives_one_line(override):
         (["balance.method=uniform", "balance.floors=[ocr]"], "needs a Gram-based method"),
         (["balance.method=marble", "rewards.ocr.priority=2"], "use balance.priorities"),
         (["balance.method=uniform", "rewards.ocr.priority=2"], "use weights, with method fixed"),
-        (["balance.method=uniform", "balance.progress.probe=9"], "does not look at progress"),
-        (["balance.progress={probe: 9, units: range}"], "measures in std"),
+        (["balance.progress.units=range"], "balance.progress.units: is for progress by batch"),
+        (["balance.progress.gate=true"], "balance.progress.gate: is for progress by batch"),
+        (
+            ["balance.method=marble", "balance.hybrid=gate", "balance.progress.gate=true"],
+            "set progress.twins to 0",
+        ),
         (["balance.method=single", "balance.reward=x"], "no training reward called 'x'"),
         (
             ["balance.method=sequential", "balance.stages=[{rewards: [x]}]"],
@@ -93,6 +97,13 @@ def test_fields_that_disagree(overrides, expect):
     with pytest.raises(RecipeError) as caught:
         load_recipe("studio", overrides)
     assert expect in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["units=range", "gate=true"])
+def test_what_is_for_batch_means_goes_with_batch_means(setting):
+    load_recipe("studio", [f"balance.progress.{setting}", "balance.progress.twins=0"])
+    # A method that does not look at progress does not mind.
+    load_recipe("studio", [f"balance.progress.{setting}", "balance.method=uniform"])
 
 
 def test_sources_inside_a_jsonl_are_not_second_guessed():

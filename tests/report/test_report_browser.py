@@ -80,6 +80,24 @@ def test_runs_switch_and_any_two_rewards(open_page, pages) -> None:
     assert page.locator("#comparison table").count() == 2
 
 
+def test_only_runs_that_measured_progress_have_its_chart(open_page, tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path / method, Spec(method=method, steps=20, eval_every=10, prompts=9))
+        for method in ("marble", "progress")
+    ]
+    page = open_page(write(runs, tmp_path / "page.html"))
+    without = assert_drawn(page)
+    assert page.locator("#progress-figure").is_hidden()
+    page.locator("#run").focus()
+    page.keyboard.press("ArrowDown")
+    assert assert_drawn(page) == without + 1
+    widths = [page.locator(f"#{chart}").bounding_box()["width"] for chart in ("progress", "vitals")]
+    drawn = page.locator("#progress svg.main-svg").first.bounding_box()["width"]
+    assert widths == pytest.approx([drawn, drawn], abs=1)
+    page.keyboard.press("ArrowUp")
+    assert assert_drawn(page) == without
+
+
 def test_a_script_in_a_prompt_is_shown_and_not_run(open_page, tmp_path: Path) -> None:
     evil = "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
     spec = Spec(
@@ -148,7 +166,9 @@ def test_odd_runs_open_without_error(open_page, tmp_path: Path, spec: Spec) -> N
     page = open_page(write([make_run(tmp_path / "odd", spec)], tmp_path / "odd.html"))
     empty = set(page.evaluate(UNDRAWN))
     quiet = set(
-        page.evaluate("[...document.querySelectorAll('.chart.empty .plot')].map(p => p.id)")
+        page.evaluate(
+            "[...document.querySelectorAll('.chart.empty:not([hidden]) .plot')].map(p => p.id)"
+        )
     )
     assert empty == quiet, "a chart is either drawn or says that nothing was logged"
     assert page.locator(".nothing:visible").count() == len(quiet)

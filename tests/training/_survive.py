@@ -90,7 +90,7 @@ def make_world(folder: Path) -> Path:
                 {"name": n, "reward": f"{folder}/toys.py:{n}"} for n in ("red", "blue", "noisy")
             ]
         },
-        "balance": {"every": 3},
+        "balance": {"method": "marble", "every": 3},
         "rollout": {"steps": 3, "batch_size": 6},
         "optim": {"lr": 1e-3},
         "train": {

@@ -101,7 +101,7 @@ def _recipe(toy: Toy) -> dict[str, Any]:
                 for name in ("red", "blue", "dark")
             ]
         },
-        "balance": {"every": 2},
+        "balance": {"method": "marble", "every": 2},
         "rollout": {"steps": 3, "sampler": "euler", "batch_size": 5},
         "optim": {"lr": 1e-2},
         "train": {"steps": 2, "batch_size": 4, "timesteps_fraction": 0.7, "checkpoint_every": 0},

@@ -89,6 +89,18 @@ def test_two_processes_are_one(run):
     assert_same(run("one", 1), run("two", 2))
 
 
+def test_two_processes_share_the_twins_too(run):
+    """Five twins for two processes: one is drawn twice, and counted once."""
+    words = ["balance.method=progress", "balance.progress.twins=5"]
+    a, b = run("twins, one", 1, overrides=words), run("twins, two", 2, overrides=words)
+    assert_same(a, b)
+    for one, two in zip(rows(a)[1:], rows(b)[1:], strict=True):
+        found = [key for key in one if key.startswith(("progress", "coefficient/"))]
+        assert len(found) == 9
+        for key in found:
+            assert one[key] == pytest.approx(two[key], abs=1e-4), (one["step"], key)
+
+
 def test_begun_with_two_resumed_with_three(run):
     assert_same(run("one", 1), run("two then three", 2, 3))
 

@@ -11,7 +11,6 @@ from marble.evaluation.measures import (
     composite,
     joint_rates,
     relative_gains,
-    twin_correlations,
     wins,
     worst_gain,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "score_tables",
     "summarise",
     "tag_scores",
-    "twin_correlations",
     "wins",
     "worst_gain",
 ]

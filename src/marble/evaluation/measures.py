@@ -91,22 +91,6 @@ def relative_gains(after_KN: ArrayLike, before_KN: ArrayLike) -> Floats:
     return gains
 
 
-def twin_correlations(after_KN: ArrayLike, before_KN: ArrayLike) -> Floats:
-    """Correlation of each reward's scores after with those before; [K].
-
-    Whether a score means anything for its picture: of noise it is 0. NaN for a reward with fewer
-    than three twins, or that did not vary before; 0 where it does not vary after.
-    """
-    after, before = np.asarray(after_KN, np.float64), np.asarray(before_KN, np.float64)
-    alike = np.full(len(before), np.nan)
-    for k, delta in enumerate(_paired(after, before)):
-        known = np.isfinite(delta)
-        now, then = after[k][known], before[k][known]
-        if len(then) > 2 and then.std() > 1e-12:
-            alike[k] = np.corrcoef(now, then)[0, 1] if now.std() > 1e-12 else 0.0
-    return alike
-
-
 def worst_gain(after_KN: ArrayLike, before_KN: ArrayLike) -> tuple[int, float]:
     """Which reward gained least, and how much, in standard deviations of its scores before."""
     gains = relative_gains(after_KN, before_KN)

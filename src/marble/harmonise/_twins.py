@@ -89,11 +89,12 @@ def shrunk(p_K: Array, error_K: Array, trust_K: Array) -> Array:
         return np.zeros(len(p_K))
     p, error, trust = p_K[known], error_K[known], trust_K[known]
     mean = float(trust @ p / trust.sum())
-    spread = float(trust @ ((p - mean) ** 2 - error**2) / trust.sum())
-    total = np.maximum(spread, 0.0) + error**2
-    if not (total > 0.0).all():
-        return np.where(known, p_K, mean)
-    mean = float((trust / total) @ p / (trust / total).sum())
+    spread = max(0.0, float(trust @ ((p - mean) ** 2 - error**2) / trust.sum()))
+    total = spread + error**2
+    exact = total == 0.0  # the limit of ever smaller errors: these alone make the mean
+    safe = np.where(exact, 1.0, total)
+    weight = trust * exact if exact.any() else trust / safe
+    mean = float(weight @ p / weight.sum())
     out = np.full(len(p_K), mean)
-    out[known] = mean + trust * np.maximum(spread, 0.0) / total * (p - mean)
+    out[known] = mean + trust * np.where(exact, 1.0, spread / safe) * (p - mean)
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -174,6 +175,12 @@ class RewardSet:
         """What was found since the last call; empties the list."""
         found, self._warnings = self._warnings, []
         return found
+
+    def unwatched(self) -> RewardSet:
+        """The same rewards and counts, for pictures that say nothing about a reward's health."""
+        other = copy.copy(self)
+        other._watches = {}
+        return other
 
     def to(self, device: str | torch.device) -> RewardSet:
         self.rewards = [reward.to(device) for reward in self.rewards]

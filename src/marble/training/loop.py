@@ -60,7 +60,6 @@ class Trainer:
         samples = self._sampler().epoch(self.epoch)
         skipped = dict(self.parts.rewards.skipped)
         rollout = self.processes.together(lambda: self.rollout(samples))
-        skips, self.warnings = self._look_at_rewards(skipped)
         gathered = gather_rewards(
             rollout.scores_Kn,
             np.array([s.group for s in rollout.samples], dtype=np.int64),
@@ -68,6 +67,7 @@ class Trainer:
         )
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
         progress = self._compare(samples, gathered.rewards_KN.numpy())
+        skips, self.warnings = self._look_at_rewards(skipped)
         rows: list[dict[str, Any]] = []
         train = self.recipe.train
         # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.

@@ -34,5 +34,7 @@ def base_scores(
     """What the base's pictures score, [K, n]; drawn as a rollout is, whatever evaluation does."""
     drawing = {"steps": None, "sampler": None, "guidance": None, "batch_size": None}
     like_rollout = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=drawing)})
-    found = evaluate_policy(adapter, [rewards], samples, like_rollout, processes, policy="base")
+    found = evaluate_policy(
+        adapter, [rewards.unwatched()], samples, like_rollout, processes, policy="base"
+    )
     return np.stack([found.scores[name] for name in rewards.names])

@@ -90,12 +90,14 @@ function chart(id, build) {
 function draw(id) {
   const node = byId(id);
   if (!node) return;
+  const figure = byId(`${id}-figure`);
+  figure.hidden = node.hidden = false; // what is hidden has no width
   const width = Math.max(260, node.clientWidth);
   const built = charts.get(id)(currentRun(), width);
-  const figure = byId(`${id}-figure`);
   figure.querySelector(".nothing").hidden = Boolean(built);
   figure.classList.toggle("empty", !built);
   node.hidden = !built;
+  figure.hidden = !built && "optional" in figure.dataset; // not a thing of every method
   if (!built) {
     Plotly.purge(node);
     return;

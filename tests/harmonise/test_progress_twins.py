@@ -1,0 +1,148 @@
+"""Progress by twins and votes: weight ∝ preference · votes · trust · exp(−β p̃)."""
+
+import json
+
+import numpy as np
+import pytest
+
+from marble.harmonise import Harmoniser, gate
+from marble.harmonise._redundancy import Redundancy
+from marble.harmonise._twins import Twins, shrunk
+
+from .test_redundancy import drawn as advantages
+from .test_twins import drawn as scores
+
+NAMES = ("a", "b", "c", "d", "e")
+K = len(NAMES)
+OPTIONS = {"beta": 3.0, "window": 2, "redundancy": 2.0}
+
+
+def harmoniser(names=NAMES, **options):
+    return Harmoniser("progress", names, options={**OPTIONS, **options})
+
+
+def observe(balance, means, rows):
+    balance.observe(means, np.ones(len(means)), None, rows)
+
+
+def weights(balance):
+    return balance.cached().coefficients_K
+
+
+def test_the_weight_by_its_factors():
+    priorities = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 3.0}
+    balance = Harmoniser("progress", NAMES, options=OPTIONS, priorities=priorities)
+    follows, twins = Redundancy(K, 2.0), Twins(2)
+    for epoch, rows in enumerate(advantages(1, steps=6)):
+        now, base = scores(epoch, gaps=0.1)
+        found = balance.compare(now, base)
+        observe(balance, np.zeros(K), rows)
+        follows.observe(rows)
+        twins.add(now, base)
+        measured = twins.measured()
+        np.testing.assert_array_equal(found[0], measured.p_K)
+        np.testing.assert_array_equal(found[1], measured.trust_K)
+        factors = list(priorities.values()) * follows.votes_K * np.maximum(measured.trust_K, 0.05)
+        expected = factors * np.exp(-3.0 * shrunk(*measured))
+        np.testing.assert_allclose(weights(balance), expected / expected.sum(), rtol=1e-12)
+    assert measured.trust_K.min() < 0.05 < measured.trust_K.max()  # the floor was reached
+
+
+def test_once_there_are_twins_batch_means_do_not_count():
+    balance = harmoniser(redundancy=0.0)
+    for t in range(20):
+        observe(balance, np.arange(K) * 0.1 * t, None)
+    by_means = weights(balance)
+    assert by_means[0] > 0.5  # it lags
+    balance.compare(*scores(2))
+    by_twins = weights(balance)
+    fresh = harmoniser(redundancy=0.0)
+    fresh.compare(*scores(2))
+    np.testing.assert_array_equal(by_twins, weights(fresh))
+    assert np.abs(by_twins - by_means).max() > 0.1
+
+
+def test_without_redundancy_agreement_does_not_count():
+    plain, sharing = harmoniser(redundancy=0.0), harmoniser()
+    same = np.tile(np.random.default_rng(0).standard_normal(20), (K, 1))
+    same[0] = np.random.default_rng(1).standard_normal(20)
+    for balance in (plain, sharing):
+        observe(balance, np.zeros(K), same)
+    np.testing.assert_array_equal(weights(plain), 1 / K)
+    assert weights(sharing)[0] > 0.4
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+@pytest.mark.parametrize("twins", [False, True])
+def test_copies_weigh_as_one(copies, twins):
+    """Twins that all gain the same leave no error to shrink by."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((2, 40))
+    base = rng.standard_normal((2, 40))
+    now = base + np.array([[0.3], [0.1]])
+
+    def found(index):
+        balance = harmoniser([f"r{i}" for i in range(len(index))], redundancy=16.0)
+        observe(balance, np.zeros(len(index)), rows[index])
+        if twins:
+            balance.compare(now[index], base[index])
+        return weights(balance)
+
+    one = found([0, 1])
+    many = found([0] * copies + [1])
+    np.testing.assert_allclose([many[:-1].sum(), many[-1]], one, rtol=1e-6)
+    np.testing.assert_allclose(many[:-1], many[0])
+    assert one[1] > one[0] if twins else one[0] == pytest.approx(one[1])
+
+
+def test_noise_keeps_a_twentieth_of_its_weight():
+    rng = np.random.default_rng(5)
+    base = rng.standard_normal((2, 20000))
+    now = np.stack([base[0], rng.standard_normal(20000)])
+    balance = harmoniser(("real", "noise"), redundancy=0.0)
+    _, trust = balance.compare(now, base)
+    assert trust[1] < 0.05
+    np.testing.assert_allclose(weights(balance), [20 / 21, 1 / 21])
+
+
+def test_a_hybrid_takes_its_progress_from_twins():
+    alone = {**OPTIONS, "redundancy": 0.0}
+    balance = Harmoniser("marble", NAMES, hybrid="gate", progress=alone)
+    gram = np.full((K, K), 0.9)
+    gram[-1] = gram[:, -1] = 0.0
+    np.fill_diagonal(gram, 1.0)  # the last stands alone, which α favours
+    alpha = balance.solve(gram).coefficients_K
+    assert alpha[-1] > 0.4
+    base = scores(4, gaps=0.0)[1]
+    balance.compare(base + 0.2 * np.arange(K)[:, None], base)  # and it is furthest ahead
+    found, follows = balance.solve(gram).coefficients_K, balance.steer.progress
+    p = 0.2 * np.arange(K) / base.std(1)
+    open_ = gate(alpha, p, 3.0)
+    expected = open_ * alpha + (1 - open_) * np.exp(-3.0 * p) / np.exp(-3.0 * p).sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert follows.twins and found[-1] < 0.2
+
+
+@pytest.mark.parametrize("method", ["progress", "marble"])
+def test_state_survives_json(method):
+    def make():
+        if method == "progress":
+            return harmoniser()
+        return Harmoniser("marble", NAMES, hybrid="gate", progress=OPTIONS)
+
+    def go(balance, epochs):
+        rows = advantages(3, steps=9)
+        for epoch in epochs:
+            balance.compare(*scores(epoch))
+            observe(balance, np.sin(np.arange(K) + epoch), rows[epoch])
+        return balance.cached().coefficients_K
+
+    whole, half, resumed = make(), make(), make()
+    expected = go(whole, range(9))
+    go(half, range(4))
+    go(resumed, range(2))  # forgotten by what is loaded
+    resumed.load_state_dict(json.loads(json.dumps(half.state_dict(), allow_nan=False)))
+    assert resumed.state_dict() == half.state_dict()
+    np.testing.assert_array_equal(resumed.cached().coefficients_K, half.cached().coefficients_K)
+    np.testing.assert_array_equal(go(resumed, range(4, 9)), expected)
+    assert resumed.state_dict() == whole.state_dict()
