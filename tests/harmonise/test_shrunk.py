@@ -106,6 +106,11 @@ def test_a_reward_without_error_does_not_make_others_certain(tiny):
     np.testing.assert_allclose(shrunk(p, error, np.ones(3)), 0.0, atol=1e-5)
 
 
+def test_what_has_no_error_stays_among_others_that_have():
+    p, error = np.array([0.1, -0.3, 0.5, -0.5]), np.array([0.0, 0.0, 2.0, 2.0])
+    np.testing.assert_allclose(shrunk(p, error, np.ones(4)), [0.1, -0.3, -0.1, -0.1])
+
+
 def test_nothing_known():
     np.testing.assert_array_equal(shrunk(np.full(3, NAN), np.full(3, NAN), np.ones(3)), 0.0)
     np.testing.assert_array_equal(shrunk(np.arange(3.0), np.ones(3), np.zeros(3)), 0.0)
