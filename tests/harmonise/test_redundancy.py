@@ -1,4 +1,4 @@
-"""One vote between rewards that say the same."""
+"""Two votes for a crowd that says the same, none for a reward that most others oppose."""
 
 import json
 
@@ -16,20 +16,28 @@ A, B, C = np.array([1.0, -1, 1, -1]), np.array([1.0, 1, -1, -1]), np.array([1.0,
 SILENT = np.zeros(4)
 
 
-def votes(*steps, power=16.0, **options):
+def followed(*steps, power=16.0, **options):
     follows = Redundancy(len(steps[0]), power, **options)
     for rows in steps:
         follows.observe(np.array(rows))
-    return follows.votes_K
+    return follows
+
+
+def votes(*steps, **options):
+    return followed(*steps, **options).votes_K
+
+
+def heard(*steps, **options):
+    return followed(*steps, **options).heard_K
 
 
 def drawn(seed, steps=1, k=5, n=30):
     """Advantages with something in common, gaps, and steps in which a reward is silent."""
     rng = np.random.default_rng(seed)
-    common = rng.uniform(0, 1, (k, 1))
+    common = rng.uniform(-1, 1, (k, 1)) if rng.random() < 0.5 else rng.uniform(0, 1, (k, 1))
     out = []
     for _ in range(steps):
-        rows = common * rng.standard_normal(n) + (1 - common) * rng.standard_normal((k, n))
+        rows = common * rng.standard_normal(n) + (1 - abs(common)) * rng.standard_normal((k, n))
         rows[rng.random((k, n)) < 0.2] = NAN
         rows[rng.random(k) < 0.2] = rng.choice([0.0, NAN])
         out.append(rows)
@@ -42,6 +50,7 @@ def by_loops(steps, power, decay=0.9):
     out = []
     for i in range(k):
         total = 1.0
+        against = 0.0
         for j in range(k):
             told = []
             for rows in steps:
@@ -53,8 +62,11 @@ def by_loops(steps, power, decay=0.9):
             for t, value in enumerate(told):
                 mean += max(1 - decay, 1 / (t + 1)) * (value - mean)
             total += 0.0 if i == j else max(0.0, mean) ** power
-        out.append(1 / total)
-    return out
+            against += 0.0 if i == j else max(0.0, -mean) ** power
+        vote = 2 / total if total > 2 else 1.0
+        excess = against / total - 1
+        out.append((vote, 1.0 if excess < 0 else max(0.0, 1 - 2 * excess)))
+    return np.array(out).T
 
 
 @given(SEEDS, st.integers(1, 25), st.sampled_from([1.0, 2.0, 16.0]), st.sampled_from([0.5, 0.9]))
@@ -62,48 +74,75 @@ def by_loops(steps, power, decay=0.9):
 def test_against_loops(seed, steps, power, decay):
     rows = drawn(seed, steps)
     expected = by_loops(rows, power, decay)
-    np.testing.assert_allclose(votes(*rows, power=power, decay=decay), expected, rtol=1e-9)
+    follows = followed(*rows, power=power, decay=decay)
+    np.testing.assert_allclose(follows.votes_K, expected[0], rtol=1e-9)
+    np.testing.assert_allclose(follows.heard_K, expected[1], rtol=1e-9, atol=1e-9)
 
 
 @given(SEEDS, st.integers(1, 5), st.floats(0.5, 16))
 @settings(max_examples=40, deadline=None)
 def test_properties(seed, steps, power):
     rows = drawn(seed, steps)
-    found = votes(*rows, power=power)
-    assert (found >= 1 / len(found) - 1e-12).all() and (found <= 1.0).all()
     rng = np.random.default_rng(seed)
-    order, scale = rng.permutation(len(found)), 10 ** rng.uniform(-3, 3, (len(found), 1))
-    np.testing.assert_allclose(votes(*(r[order] for r in rows), power=power), found[order])
-    np.testing.assert_allclose(votes(*(r * scale for r in rows), power=power), found)
+    for kind, least in ((votes, 2 / len(rows[0])), (heard, 0.0)):
+        found = kind(*rows, power=power)
+        assert (found >= least - 1e-12).all() and (found <= 1.0).all()
+        order, scale = rng.permutation(len(found)), 10 ** rng.uniform(-3, 3, (len(found), 1))
+        moved = kind(*(r[order] for r in rows), power=power)
+        np.testing.assert_allclose(moved, found[order], atol=1e-9)
+        np.testing.assert_allclose(kind(*(r * scale for r in rows), power=power), found, atol=1e-9)
+    assert heard(*rows, power=power).any()  # not all can be outvoted
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
-def test_copies_share_a_vote(n):
+def test_copies_share_two_votes(n):
     copies = [scale * A for scale in range(1, n + 1)]
-    np.testing.assert_allclose(votes([*copies, B]), [1 / n] * n + [1.0])
+    np.testing.assert_allclose(votes([*copies, B]), [min(1, 2 / n)] * n + [1.0])
+    np.testing.assert_array_equal(heard([*copies, B]), 1.0)
 
 
 def test_independent_ones_and_opponents_keep_theirs():
-    np.testing.assert_array_equal(votes([A, B, C]), 1.0)
-    np.testing.assert_array_equal(votes([A, -A]), 1.0)
-    np.testing.assert_array_equal(votes([A, -A + 0.1 * B, C]), 1.0)
+    for rows in ([A, B, C], [A, -A], [A, -A + 0.1 * B, C]):
+        np.testing.assert_array_equal(votes(rows), 1.0)
+        np.testing.assert_array_equal(heard(rows), 1.0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_one_that_opposes_several_is_not_heard(n):
+    rows = [*(scale * A for scale in range(1, n + 1)), B, -A]
+    np.testing.assert_allclose(heard(rows), [1.0] * (n + 1) + [0.0], atol=1e-12)
+    np.testing.assert_allclose(votes(rows)[-2:], 1.0)  # that is not a matter of its vote
+    if n > 2:  # two against so many
+        found = heard([*rows, -2 * A])
+        np.testing.assert_allclose(found, [1.0] * (n + 1) + [0.0] * 2, atol=1e-12)
+
+
+def test_between_a_tie_and_outvoted_by_hand():
+    """Opposed by one wholly and by one with a cosine of 0.5: 1.25 against 1, at a power of 2."""
+    other = 0.5 * A + np.sqrt(0.75) * B
+    found = heard([A, other, -A], power=2.0)
+    np.testing.assert_allclose(found, [1.0, 1.0, 0.5])
 
 
 def test_before_anything_is_known_everyone_has_one():
     np.testing.assert_array_equal(Redundancy(4, 16.0).votes_K, 1.0)
+    np.testing.assert_array_equal(Redundancy(4, 16.0).heard_K, 1.0)
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 16.0])
 def test_relatives_by_hand(power):
-    np.testing.assert_allclose(votes([A, 0.8 * A + 0.6 * B], power=power), 1 / (1 + 0.8**power))
+    relative = 0.8 * A + 0.6 * B
+    found = votes([A, A, relative], power=power)
+    expected = [2 / (2 + 0.8**power)] * 2 + [min(1.0, 2 / (1 + 2 * 0.8**power))]
+    np.testing.assert_allclose(found, expected)
 
 
 def test_where_a_reward_does_not_apply_it_says_nothing():
     half = np.array([1.0, -1.0, NAN, NAN])
-    shared = 1 / (1 + np.sqrt(0.5) ** 2)  # half of A's pictures
-    np.testing.assert_allclose(votes([half, A], power=2.0), shared)
-    np.testing.assert_allclose(votes([half, 2 * half]), 0.5)
-    np.testing.assert_array_equal(votes([half, half[::-1]]), 1.0)  # of different prompts
+    shared = 2 / (1 + 3 * np.sqrt(0.5) ** 2)  # half of A's pictures
+    np.testing.assert_allclose(votes([half, A, A, A], power=2.0)[0], shared)
+    np.testing.assert_allclose(votes([half, 2 * half, 3 * half]), 2 / 3)
+    np.testing.assert_array_equal(votes([half, half[::-1]] * 2), 1.0)  # of different prompts
 
 
 @pytest.mark.parametrize("silent", [SILENT, np.full(4, NAN)])
@@ -117,17 +156,18 @@ def test_a_silent_reward_leaves_its_cosines_as_they_were(silent):
     assert after["seen"][0] == before["seen"][0] == [1.0, 1.0, 1.0]
     assert after["seen"][1] == [1.0, 2.0, 2.0]
     # A reward that was silent until now is not believed to have been independent.
-    np.testing.assert_allclose(votes([silent, A], [silent, A], [A, A], power=2.0), 0.5)
+    late = votes([silent, A, A], [silent, A, A], [A, A, A], power=2.0)
+    np.testing.assert_allclose(late, 2 / 3)
 
 
 def test_agreement_is_forgotten_as_the_decay_says():
-    follows = Redundancy(2, 1.0, decay=0.9)
+    follows = Redundancy(4, 1.0, decay=0.9)
     for _ in range(50):
-        follows.observe(np.array([A, A]))
+        follows.observe(np.array([A, A, A, A]))
     np.testing.assert_allclose(follows.votes_K, 0.5)
     for step in range(1, 20):
-        follows.observe(np.array([A, B]))
-        np.testing.assert_allclose(follows.votes_K, 1 / (1 + 0.9**step))
+        follows.observe(np.array([A, A, A, B]))
+        np.testing.assert_allclose(follows.votes_K[:3], 2 / (3 + 0.9**step))
 
 
 @given(SEEDS)

@@ -21,20 +21,26 @@ def drawn(seed, unknown=0.2):
     return np.where(out, NAN, p), np.where(out, NAN, error), np.where(out, 1.0, trust)
 
 
-def by_loops(p, error, trust):
-    known = [k for k in range(len(p)) if p[k] == p[k] and trust[k] > 0]
-    if not known:
-        return [0.0] * len(p)
-    plain = np.average(p[known], weights=trust[known])
-    beyond = [(p[k] - plain) ** 2 - error[k] ** 2 for k in known]
-    tau2 = max(0.0, np.average(beyond, weights=trust[known]))
-    weights = [trust[k] / (tau2 + error[k] ** 2) for k in known]
-    mean = np.average(p[known], weights=weights)
-    out = [mean] * len(p)
-    for k in known:
-        believed = trust[k] * tau2 / (tau2 + error[k] ** 2)
-        out[k] = believed * p[k] + (1 - believed) * mean
-    return out
+def normal(x, variance):
+    return np.exp(-0.5 * x**2 / variance) / np.sqrt(variance)
+
+
+def by_quadrature(p, error):
+    """All trusted: the posterior mean of each reward's progress, by brute force.
+
+    p_k ~ N(θ_k, e_k²), θ_k ~ N(μ, τ²), μ flat, τ half-Cauchy of scale 0.2: a fine grid over μ and
+    τ, and the textbook's conditional mean of θ_k at each point.
+    """
+    angle = (np.arange(2000) + 0.5) / 2000 * np.pi / 2
+    middle, wide = np.median(p), 30 * (np.ptp(p) + error.max())
+    total, out = 0.0, np.zeros(len(p))
+    mu = middle + wide * np.linspace(-1, 1, 6001)
+    for tau in 0.2 * np.tan(angle):
+        likely = np.prod([normal(p_k - mu, tau**2 + e**2) for p_k, e in zip(p, error)], 0)
+        total += likely.sum()
+        for k, (p_k, e) in enumerate(zip(p, error)):
+            out[k] += (likely * (p_k * tau**2 + mu * e**2) / (tau**2 + e**2)).sum()
+    return out / total
 
 
 def with_mean(p, error, trust):
@@ -43,72 +49,90 @@ def with_mean(p, error, trust):
     return found[:-1], found[-1]
 
 
-@given(SEEDS)
-@settings(max_examples=200, deadline=None)
-def test_against_the_formula(seed):
-    given_ = drawn(seed)
-    np.testing.assert_allclose(shrunk(*given_), by_loops(*given_), rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize(
+    "p, error",
+    [
+        ([0.5, 0.3, 0.2, 0.19, 0.28], [0.07, 0.07, 0.03, 0.03, 0.035]),
+        ([0.1, 0.05, 0.08, 0.02], [0.07, 0.07, 0.03, 0.03]),
+        ([0.4, 0.1, -0.2], [0.3, 0.2, 0.1]),
+    ],
+)
+def test_against_the_posterior_mean_by_quadrature(p, error):
+    p, error = np.array(p), np.array(error)
+    expected = by_quadrature(p, error)
+    np.testing.assert_allclose(shrunk(p, error, np.ones(len(p))), expected, atol=2e-3)
+    assert np.abs(expected - p).max() > 5e-3  # it is not p
 
 
 @given(SEEDS)
 @settings(max_examples=100, deadline=None)
-def test_between_p_and_the_mean(seed):
+def test_within_what_was_measured(seed):
     p, error, trust = drawn(seed)
     found, mean = with_mean(p, error, trust)
-    known = np.isfinite(p)
-    low, high = np.minimum(p, mean), np.maximum(p, mean)
-    assert (found[known] >= low[known] - 1e-12).all()
-    assert (found[known] <= high[known] + 1e-12).all()
-    np.testing.assert_array_equal(found[~known | (trust == 0)], mean)
-    if (known & (trust > 0)).any():
-        assert np.nanmin(p) - 1e-12 <= mean <= np.nanmax(p) + 1e-12
+    np.testing.assert_allclose(found[np.isnan(p) | (trust == 0)], mean)
+    counted = p[np.isfinite(p) & (trust > 0)]
+    if len(counted):
+        assert counted.min() - 1e-9 <= found.min() and found.max() <= counted.max() + 1e-9
 
 
-@given(SEEDS, st.floats(1e-3, 1e3), st.floats(-10, 10))
+@given(SEEDS, st.floats(-10, 10))
 @settings(max_examples=60, deadline=None)
-def test_units_and_order_do_not_matter(seed, scale, offset):
+def test_origin_and_order_do_not_matter(seed, offset):
     p, error, trust = drawn(seed)
     assume((np.isfinite(p) & (trust > 0)).any())
     plain = shrunk(p, error, trust)
-    other = shrunk(scale * p + offset, scale * error, trust)
-    bound = 1e-9 * (scale + abs(offset))
-    np.testing.assert_allclose(other, scale * plain + offset, rtol=1e-7, atol=100 * bound)
+    other = shrunk(p + offset, error, trust)
+    np.testing.assert_allclose(other, plain + offset, rtol=1e-7, atol=1e-7)
     order = np.random.default_rng(seed).permutation(len(p))
     moved = shrunk(p[order], error[order], trust[order])
     np.testing.assert_allclose(moved, plain[order], rtol=1e-9, atol=1e-12)
 
 
+@given(SEEDS, st.floats(1.5, 10))
+@settings(max_examples=60, deadline=None)
+def test_larger_errors_shrink_more(seed, factor):
+    p, error, _ = drawn(seed, unknown=0.0)
+    one = np.ones(len(p))
+    assert np.ptp(shrunk(p, factor * error, one)) <= np.ptp(shrunk(p, error, one)) + 1e-9
+
+
+def test_does_not_jump():
+    """The likeliest τ² is 0 below some difference; what it may be does not end there."""
+    error, one = np.full(5, 0.05), np.ones(5)
+    spread = [
+        np.ptp(shrunk(np.array([0.2, 0.2, 0.2, 0.2, 0.2 - d]), error, one))
+        for d in np.linspace(0, 0.4, 81)
+    ]
+    steps = np.diff(spread)
+    assert (steps > 0).all()
+    assert steps.max() < 0.01  # of 0.005 of p each
+
+
 @pytest.mark.parametrize("p", [[0.3, -0.2, 1.5], [0.5, 0.5, 0.5]])
 def test_without_errors_p_stays(p):
     p = np.array(p)
-    np.testing.assert_allclose(shrunk(p, np.zeros(3), np.ones(3)), p, rtol=1e-12)
+    np.testing.assert_allclose(shrunk(p, np.zeros(3), np.ones(3)), p, rtol=1e-9)
 
 
 @pytest.mark.parametrize("trust", [[1.0, 1.0, 1.0], [1.0, 0.5, 0.1]])
 def test_with_huge_errors_all_are_the_mean(trust):
     p = np.array([0.3, -0.2, 1.5])
     found = shrunk(p, np.full(3, 1e3), np.array(trust))
-    np.testing.assert_allclose(found, np.average(p, weights=trust), rtol=1e-9)
+    np.testing.assert_allclose(found, np.average(p, weights=trust), rtol=1e-3)
 
 
-def test_by_hand():
-    """τ² = 1 − 0.25 here, so three quarters of a difference are believed."""
+def test_one_that_is_believed():
     p, error = np.array([1.0, -1.0]), np.array([0.5, 0.5])
-    np.testing.assert_allclose(shrunk(p, error, np.ones(2)), [0.75, -0.75])
-    np.testing.assert_allclose(with_mean(p, error, np.ones(2))[1], 0.0, atol=1e-15)
-    assert shrunk(p, error, np.array([1.0, 0.0])).tolist() == [1.0, 1.0]  # only one is believed
+    np.testing.assert_allclose(shrunk(p, error, np.array([1.0, 0.0])), 1.0)
+    found, mean = with_mean(p, error, np.ones(2))
+    np.testing.assert_allclose([mean, found.sum()], 0.0, atol=1e-12)
+    assert 0.5 < found[0] < 1.0
 
 
 @pytest.mark.parametrize("tiny", [1e-3, 1e-6, 1e-9, 0.0])
 def test_a_reward_without_error_does_not_make_others_certain(tiny):
-    """Scores in steps may not move at all, which has no spread and so no error."""
-    p, error = np.array([0.0, 0.2, -0.3]), np.array([tiny, 0.5, 0.5])
-    np.testing.assert_allclose(shrunk(p, error, np.ones(3)), 0.0, atol=1e-5)
-
-
-def test_what_has_no_error_stays_among_others_that_have():
-    p, error = np.array([0.1, -0.3, 0.5, -0.5]), np.array([0.0, 0.0, 2.0, 2.0])
-    np.testing.assert_allclose(shrunk(p, error, np.ones(4)), [0.1, -0.3, -0.1, -0.1])
+    p, error = np.array([0.0, 0.2, -0.3]), np.array([tiny, 2.0, 2.0])
+    np.testing.assert_allclose(shrunk(p, error, np.ones(3)), 0.0, atol=0.05)
 
 
 def test_nothing_known():

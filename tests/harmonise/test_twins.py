@@ -38,7 +38,8 @@ def by_definition(now, base):
     after, before = zip(*pairs)
     unit = statistics.pstdev(before)
     gains = [(a - b) / unit for a, b in pairs]
-    p, error = statistics.fmean(gains), statistics.pstdev(gains) / len(gains) ** 0.5
+    p, n = statistics.fmean(gains), len(gains)
+    error = ((statistics.pvariance(gains) + 1 / n) / n) ** 0.5  # one more that has moved by σ
     alike = statistics.correlation(after, before)
     sure = (abs(p) / error - 2) / 2
     return p, error, sorted([0.0, max(2 * alike, sure), 1.0])[1]
@@ -114,8 +115,8 @@ def test_trust_in_what_knows_a_twin_again(alike, trust):
     ("errors", "trust"), [(1, 0.0), (2, 0.0), (3, 0.5), (-3, 0.5), (4, 1.0), (9, 1.0), (-9, 1.0)]
 )
 def test_trust_in_what_has_surely_moved(errors, trust):
-    """The gain OTHER − ONE + p of these twins has the standard error √2/2."""
-    found = measured([OTHER + errors * np.sqrt(0.5)], [ONE])
+    """The gain OTHER − ONE + p of these twins has a variance of 2: √((2 + 1/4) / 4) = 3/4."""
+    found = measured([OTHER + errors * 0.75], [ONE])
     assert found.p_K[0] / found.error_K[0] == pytest.approx(errors)
     assert found.trust_K[0] == pytest.approx(trust, abs=1e-12)
 
@@ -140,8 +141,16 @@ def test_a_reward_that_has_left_its_floor_is_trusted_though_no_twin_is_known_aga
 def test_pictures_that_are_their_own_twins_have_not_moved():
     _, base = drawn(3, gaps=0.0)
     found = measured(base, base)
-    np.testing.assert_array_equal(np.stack(found)[:2], 0.0)
+    np.testing.assert_array_equal(found.p_K, 0.0)
     np.testing.assert_allclose(found.trust_K, 1.0)
+
+
+@pytest.mark.parametrize("n", [4, 12, 100])
+def test_twins_that_all_moved_alike_do_not_make_it_certain(n):
+    """Scores in coarse steps often have not moved at all, which has no spread."""
+    base = np.arange(n, dtype=float)
+    found = measured([base, base + 5.0], [base, base])
+    np.testing.assert_allclose(found.error_K, 1 / n)
 
 
 # -- the window and its state ---------------------------------------------------------------------

@@ -61,6 +61,18 @@ def test_seeds_that_one_setting_lacks_do_not_count():
     assert across(values)["seeds"] == [3, 4, 5]
 
 
+def test_settings_with_fewer_seeds_are_left_out_where_that_leaves_more_runs():
+    values = {
+        setting: {name: {seed: 0.1 * seed for seed in range(n)} for name in ("even", "bold")}
+        for setting, n in {"a": 6, "b": 6, "c": 6, "d": 3}.items()
+    }
+    found = across(values)
+    assert found["settings"] == ["a", "b", "c"] and found["seeds"] == list(range(6))
+    values |= {name: values["d"] for name in ("e", "f", "g")}  # 3 × 6 against 7 × 3
+    found = across(values)
+    assert found["settings"] == list("abcdefg") and found["seeds"] == [0, 1, 2]
+
+
 def test_the_page_tells_of_it(tmp_path):
     cells = [Cell(n, s, (), where) for where in VALUES for n in ("even", "bold") for s in SEEDS]
     for setting, names in VALUES.items():
@@ -91,6 +103,15 @@ def test_a_cell_may_be_left_out_of_a_setting(tmp_path):
     assert not any(name.startswith("two-b") for name in names)
 
 
+def test_a_setting_may_have_fewer_seeds(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "cells: {a: {}}\nsettings: {one: {}, two: {}}\nseeds: [0, 1]\nfewer: {two: [1]}"
+    )
+    names = [cell.folder for cell in load_study(file).cells]
+    assert names == ["one-a-seed0", "one-a-seed1", "two-a-seed1"]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -98,6 +119,10 @@ def test_a_cell_may_be_left_out_of_a_setting(tmp_path):
         ("without: {two: b}", "mapping of setting"),
         ("without: {three: [b]}", "no setting three"),
         ("without: {two: [c]}", "no cell c"),
+        ("fewer: [1]", "fewer: give a mapping of setting"),
+        ("fewer: {three: [1]}", "no setting three"),
+        ("fewer: {two: [a]}", "fewer: two: give a list of whole numbers"),
+        ("fewer: {two: []}", "fewer: two: give a list of whole numbers"),
     ],
 )
 def test_mistakes_in_it_are_told(tmp_path, line, said):

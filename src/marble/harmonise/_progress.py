@@ -18,7 +18,7 @@ from ._twins import Twins, shrunk
 _RESPONSE = 3.0
 # Progress is measured against at least this share of a reward's range, however near its ceiling.
 _HEADROOM = 0.05
-# Noise keeps this share of a reward's weight.
+# What is not believed keeps this share of its weight.
 _LEAST_TRUST = 0.05
 
 
@@ -36,8 +36,8 @@ class Progress(ObservingRule):
     window: once `compare` has been told of twins (see `Twins`), p_k is measured on those of the
         last `window` epochs instead, and counts as far as they are believed.
 
-    redundancy: power q by which rewards that agree share a vote, which multiplies c_k (see
-        `Redundancy`); 0: everyone has one.
+    redundancy: power q of the rewards' agreement, by which a crowd that agrees shares two votes,
+        which multiply c_k, and one that most oppose is not believed (see `Redundancy`); 0: off.
     gate_after: unlearnable rewards make no progress and would absorb weight. From this many
         observations on, a reward's p_k counts only as far as it responds: with z the move of R̄_k
         in standard errors (noise from successive differences of the batch means),
@@ -167,14 +167,20 @@ class Progress(ObservingRule):
         certain = np.where(error > 0.0, certain, np.where(moved > 0.0, 1.0, 0.0))
         return np.asarray(np.where(self._seen >= self.gate_after, certain, 1.0))
 
+    def trust(self) -> Array:
+        """0 to 1, how far a reward is believed: by its twins, and as far as it is not outvoted."""
+        heard = np.ones(len(self._seen)) if self.redundancy is None else self.redundancy.heard_K
+        return heard * self.twins.measured().trust_K if self.twins else heard
+
     def judged(self, k: int) -> Array:
-        """p_k as it counts: unknown or unresponsive ones moved to the average of the others."""
+        """p_k as it counts: unknown, unresponsive, noisy or outvoted ones moved to the average."""
         if len(self._seen) == 0:
             return np.zeros(k)
         if self.twins:
-            return shrunk(*self.twins.measured())
+            measured = self.twins.measured()
+            return shrunk(measured.p_K, measured.error_K, self.trust())
         p = self.progress()
-        gate = np.where(np.isnan(p), 0.0, self.response())
+        gate = np.where(np.isnan(p), 0.0, self.response() * self.trust())
         p = np.where(np.isnan(p), 0.0, p)
         average = float(gate @ p / gate.sum()) if gate.sum() > 0.0 else 0.0
         return np.asarray(gate * p + (1.0 - gate) * average)
@@ -188,8 +194,8 @@ class Progress(ObservingRule):
         weight = preference * np.exp(-self.beta * (p - p.min()))
         if self.redundancy is not None:
             weight = weight * self.redundancy.votes_K
-        if self.twins:
-            weight = weight * np.maximum(self.twins.measured().trust_K, _LEAST_TRUST)
+        if len(self._seen):
+            weight = weight * np.maximum(self.trust(), _LEAST_TRUST)
         return np.asarray(weight / weight.sum())
 
     # -- state ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rewards that say the same have one vote between them."""
+"""Votes: a crowd of rewards that say the same has two, one that most others oppose none."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ import numpy as np
 
 from ._linalg import Array, from_json, to_json
 
+# What a crowd has: a second opinion counts, a third adds nothing.
+_CROWD = 2.0
+# A reward is outvoted where so many times more oppose it than agree with it, itself among them.
+_OUTVOTED = 1.5
+
 
 class Redundancy:
     """Follows how far the rewards' advantages agree, and what vote that leaves to each.
 
-        v_k = 1 / Σ_j max(0, C_kj)^q,   C the cosines of the advantage vectors, averaged over steps
+        v_k = min(1, 2 / Σ_j max(0, C_kj)^q),   C the advantages' cosines, averaged over steps
 
-    n copies of a reward get 1/n each, rewards that have nothing in common 1, and so do opponents.
-    Advantages are known for every picture and cost nothing.
+    n copies of a reward get 2/n each; a pair and rewards that have nothing in common keep theirs.
+    Two that oppose each other keep theirs too, but one that opposes several is heard less:
+
+        h_k = 1 while Σ_j max(0, −C_kj)^q ≤ Σ_j max(0, C_kj)^q, 0 from 1.5 times as much on
+
+    It could only be served by taking from all of these, and would lag for ever. Advantages are
+    known for every picture and cost nothing.
     """
 
     def __init__(self, k: int, power: float, decay: float = 0.9) -> None:
@@ -39,7 +49,16 @@ class Redundancy:
 
     @property
     def votes_K(self) -> Array:
-        return np.asarray(1.0 / (np.maximum(self._cos_KK, 0.0) ** self.power).sum(1))
+        return np.asarray(np.minimum(1.0, _CROWD / self._with_K(1.0)))
+
+    @property
+    def heard_K(self) -> Array:
+        ratio = self._with_K(-1.0) / self._with_K(1.0)
+        return np.asarray(np.clip((_OUTVOTED - ratio) / (_OUTVOTED - 1.0), 0.0, 1.0))
+
+    def _with_K(self, sign: float) -> Array:
+        """How many rewards agree with each, itself among them, or oppose it."""
+        return np.asarray((np.maximum(sign * self._cos_KK, 0.0) ** self.power).sum(1))
 
     def state_dict(self) -> dict[str, Any]:
         return {

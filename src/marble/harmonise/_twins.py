@@ -14,6 +14,8 @@ _MAYBE, _SURELY = 2.0, 4.0
 # Twins that correlate so far are known again.
 _ALIKE = 0.5
 _FEWEST = 3
+# Spreads of progress between rewards, equally probable beforehand: half-Cauchy, half below 0.2 σ.
+_SPREADS = 0.2 * np.tan(0.5 * np.pi * (np.arange(64) + 0.5) / 64)
 
 
 class Measured(NamedTuple):
@@ -59,10 +61,11 @@ class Twins:
             if len(base) < _FEWEST or base.std() <= 1e-12:
                 continue
             gain = (now - base) / base.std()
-            p_K[k], error_K[k] = gain.mean(), gain.std() / np.sqrt(len(gain))
+            # As if one more had moved by σ: few twins, or coarse scores, may all have moved alike.
+            p_K[k], error_K[k] = gain.mean(), np.sqrt((gain.var() + 1 / len(gain)) / len(gain))
             spread = now.std() * base.std()
             alike = ((now - now.mean()) * (base - base.mean())).mean() / spread if spread else 0.0
-            moved = abs(p_K[k]) / error_K[k] if error_K[k] > 0.0 else _SURELY
+            moved = abs(p_K[k]) / error_K[k]
             sure = (min(moved, _SURELY) - _MAYBE) / (_SURELY - _MAYBE)
             trust_K[k] = min(1.0, max(alike / _ALIKE, sure, 0.0))
         return Measured(p_K, error_K, trust_K)
@@ -81,20 +84,26 @@ class Twins:
 def shrunk(p_K: Array, error_K: Array, trust_K: Array) -> Array:
     """p moved towards its mean as far as differences between rewards may be errors of measurement.
 
-    p̃_k = p̄ + trust_k·τ²/(τ² + e_k²)·(p_k − p̄), with τ² the rewards' variance beyond that of the
-    errors e, and p̄ weighed by 1/(τ² + e²) and trust. Unknown ones count as p̄.
+    With τ the spread of true progress between rewards and e the errors,
+
+        p̃_k = p̄ + trust_k·τ²/(τ² + e_k²)·(p_k − p̄),   p̄ weighed by trust/(τ² + e²),
+
+    averaged over what τ may be, given p, rather than at its likeliest: with a handful of rewards
+    that flickers between 0 and the spread of p. Unknown ones count as p̄.
     """
     known = np.isfinite(p_K) & (trust_K > 0.0)
     if not known.any():
         return np.zeros(len(p_K))
-    p, error, trust = p_K[known], error_K[known], trust_K[known]
-    mean = float(trust @ p / trust.sum())
-    spread = max(0.0, float(trust @ ((p - mean) ** 2 - error**2) / trust.sum()))
-    total = spread + error**2
-    exact = total == 0.0  # the limit of ever smaller errors: these alone make the mean
-    safe = np.where(exact, 1.0, total)
-    weight = trust * exact if exact.any() else trust / safe
-    mean = float(weight @ p / weight.sum())
-    out = np.full(len(p_K), mean)
-    out[known] = mean + trust * np.where(exact, 1.0, spread / safe) * (p - mean)
+    p_k, trust_k = p_K[known], trust_K[known]
+    var_Tk = _SPREADS[:, None] ** 2 + error_K[known] ** 2
+    weight_Tk = trust_k / var_Tk
+    mean_T = weight_Tk @ p_k / weight_Tk.sum(1)
+    off_Tk = p_k - mean_T[:, None]
+    # How likely p is under each τ, its mean being unknown; a reward counts as far as it is trusted.
+    log_T = -0.5 * (trust_k * np.log(var_Tk) + weight_Tk * off_Tk**2).sum(1)
+    log_T -= 0.5 * np.log(weight_Tk.sum(1))
+    belief_T = np.exp(log_T - log_T.max())
+    belief_T /= belief_T.sum()
+    out = np.full(len(p_K), belief_T @ mean_T)
+    out[known] += belief_T @ (trust_k * (_SPREADS[:, None] ** 2 / var_Tk) * off_Tk)
     return out

@@ -243,8 +243,7 @@ class Harmoniser:
         """Shows scores of twins to the method; progress and trust as they are measured by now."""
         rule = next(r for r in (self.rule, self.steer.progress) if isinstance(r, Progress))
         rule.compare(now_Kn, base_Kn)
-        found = rule.twins.measured()
-        return found.p_K, found.trust_K
+        return rule.progress(), rule.trust()
 
     # -- state ----------------------------------------------------------------------------------
 

@@ -121,9 +121,10 @@ class Progress(Section):
     )
     window: PositiveInt = Field(default=8, description="Epochs whose twins are looked at.")
     redundancy: NonNegative = Field(
-        default=16.0,
-        description="Rewards that agree share a vote, 1/Σ_j max(0, cos of their advantages)^this: "
-        "copies at 16, relatives too at 2; 0: everyone has one.",
+        default=4.0,
+        description="A crowd of rewards that agree shares two votes, min(1, 2/Σ_j max(0, cos of "
+        "their advantages)^this), and one that most others oppose is hardly heard: higher, the "
+        "more alike they must be; 0: everyone has one vote.",
     )
 
 

@@ -21,13 +21,15 @@ _FEWEST = 3
 def across(by_setting: Mapping[str, Values]) -> dict[str, Any]:
     """Mean and least value of a cell over settings, seed by seed, and how far others are behind
     the best; {} where there are not two settings in which every cell has three seeds in common.
+    Where some settings have fewer seeds, either they or the other seeds are left out, whichever
+    leaves more runs.
 
     by_setting: setting → cell → seed → value.
     """
     names = list(dict.fromkeys(name for values in by_setting.values() for name in values))
     complete = {setting: _seeds(values, names) for setting, values in by_setting.items()}
-    settings = [setting for setting, seeds in complete.items() if len(seeds) >= _FEWEST]
-    seeds = sorted(set.intersection(*(complete[s] for s in settings))) if settings else []
+    complete = {setting: seeds for setting, seeds in complete.items() if len(seeds) >= _FEWEST}
+    settings, seeds = _most(complete)
     if len(settings) < 2 or len(seeds) < _FEWEST or len(names) < 2:
         return {}
     rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in names}
@@ -43,6 +45,17 @@ def across(by_setting: Mapping[str, Values]) -> dict[str, Any]:
             if name != best[kind]:
                 rows[name][f"{kind} behind"] = paired(found[best[kind]], found[name])
     return {"settings": settings, "seeds": seeds, "best": best, "rows": list(rows.values())}
+
+
+def _most(complete: Mapping[str, set[int]]) -> tuple[list[str], list[int]]:
+    """Settings and the seeds that they have in common, so that both together are the most."""
+    if not complete:
+        return [], []
+    choices = []
+    for fewest in sorted({len(seeds) for seeds in complete.values()}):
+        settings = [setting for setting, seeds in complete.items() if len(seeds) >= fewest]
+        choices.append((settings, sorted(set.intersection(*(complete[s] for s in settings)))))
+    return max(choices, key=lambda c: (len(c[0]) > 1, len(c[0]) * len(c[1])))
 
 
 def _seeds(values: Values, names: list[str]) -> set[int]:

@@ -24,6 +24,7 @@ KEYS = (
     "judge",
     "show",
     "without",
+    "fewer",
 )
 TRAINERS = {"marble": ("-m", "marble", "train"), "toy": ("-m", "marble.study.toy")}
 
@@ -68,20 +69,24 @@ def load_study(path: Path) -> Study:
     """Reads a study and checks every cell's recipe, so that no run fails on a typing mistake.
 
     The runs are settings × cells × seeds. Overrides of a cell come after those of its setting,
-    and both after the common ones. `without` names the cells that a setting does not have.
+    and both after the common ones. `without` names the cells that a setting does not have,
+    `fewer` the seeds of a setting that has not all.
     """
     data = _read(path)
-    seeds = data.get("seeds", [0])
-    if not isinstance(seeds, list) or not seeds or not all(isinstance(s, int) for s in seeds):
-        raise MarbleError(f"{path}: seeds: give a list of whole numbers, e.g. [0, 1, 2]")
+    seeds = _seeds(data.get("seeds", [0]), f"{path}: seeds")
+    fewer = _by_setting(data, "fewer", path)
     trainer = str(data.get("trainer", "marble"))
     if trainer not in TRAINERS:
         raise MarbleError(f"{path}: trainer: choose one of {', '.join(TRAINERS)}")
     recipe = _recipe(str(data.get("recipe", "studio")), path)
-    without = _without(data, path)
+    without = _by_setting(data, "without", path)
+    for name in (name for names in without.values() for name in names):
+        if name not in data["cells"]:
+            raise MarbleError(f"{path}: without: there is no cell {name}")
     cells: list[Cell] = []
     names: dict[str, None] = {}
     for setting, around in _mapping(data.get("settings") or {"": {}}, path, "settings").items():
+        some = _seeds(fewer.get(setting, seeds), f"{path}: fewer: {setting}")
         for name, own in _mapping(data["cells"], path, "cells").items():
             if name in without.get(setting, ()):
                 continue
@@ -93,7 +98,7 @@ def load_study(path: Path) -> Study:
                 where = f"setting {setting}, cell {name}" if setting else f"cell {name}"
                 raise MarbleError(f"{path}: {where}: {error}") from None
             names |= dict.fromkeys(loaded.rewards.names)
-            cells += [Cell(name, s, (*words, f"train.seed={s}"), setting) for s in seeds]
+            cells += [Cell(name, s, (*words, f"train.seed={s}"), setting) for s in some]
     judge = tuple(map(str, data.get("judge") or ()))
     unknown = [name for name in judge if name not in names]
     if unknown:
@@ -106,18 +111,21 @@ def load_study(path: Path) -> Study:
     return Study(path.stem, about, recipe, cells, judge, trainer, show)
 
 
-def _without(data: Mapping[str, Any], path: Path) -> dict[str, list[str]]:
-    """Setting → cells that make no sense in it."""
-    given = data.get("without") or {}
+def _seeds(given: Any, where: str) -> list[int]:
+    if not isinstance(given, list) or not given or not all(isinstance(s, int) for s in given):
+        raise MarbleError(f"{where}: give a list of whole numbers, e.g. [0, 1, 2]")
+    return given
+
+
+def _by_setting(data: Mapping[str, Any], key: str, path: Path) -> dict[str, list[Any]]:
+    """Setting → a list."""
+    given = data.get(key) or {}
     if not isinstance(given, dict) or not all(isinstance(v, list) for v in given.values()):
-        raise MarbleError(f"{path}: without: give a mapping of setting to a list of cells")
-    for setting, names in given.items():
+        raise MarbleError(f"{path}: {key}: give a mapping of setting to a list")
+    for setting in given:
         if setting not in (data.get("settings") or {}):
-            raise MarbleError(f"{path}: without: there is no setting {setting}")
-        for name in names:
-            if name not in data["cells"]:
-                raise MarbleError(f"{path}: without: there is no cell {name}")
-    return {str(setting): list(map(str, names)) for setting, names in given.items()}
+            raise MarbleError(f"{path}: {key}: there is no setting {setting}")
+    return given
 
 
 def _read(path: Path) -> dict[str, Any]:
