@@ -13,9 +13,11 @@ from marble.study.plan import load_study
 
 SEEDS = (3, 4, 5)
 VALUES = {
-    "calm": {"even": (0.2, 0.3, 0.25), "bold": (0.5, 0.4, 0.6)},
+    "calm": {"even": (0.2, 0.3, 0.25), "bold": (0.5, 0.5, 0.6)},
     "rough": {"even": (0.1, 0.2, 0.15), "bold": (-0.3, 0.1, -0.2)},
 }
+
+FIRST = {"calm": ("bold", "even"), "rough": ("even", "bold")}
 
 
 def by_seed(values):
@@ -91,6 +93,11 @@ def test_the_page_tells_of_it(tmp_path):
         "in the setting that suits a rule least, `even` is ahead in worst gain of `bold` by" in text
     )
     assert text.count("| | calm | rough |") == 2  # once more for the composite
+    gaps = [np.subtract(*(VALUES[where][n] for n in best)) for where, best in FIRST.items()]
+    clear = [gap.mean() > half_width(gap) for gap in gaps]
+    assert clear == [True, False]  # or this would show one case only
+    assert "- *calm*: `bold` is ahead in worst gain of all others" in text
+    assert "- *rough*: `even` is ahead in worst gain of none" in text
 
 
 def test_a_cell_may_be_left_out_of_a_setting(tmp_path):

@@ -64,10 +64,7 @@ def told(table: dict[str, Any]) -> list[str]:
     lines += ["", "Composite (mean z-score of all scores among the runs of a setting):", ""]
     lines += _across(parts, "composite")
     lines += _over_settings(table.get("across"), table.get("show"))
-    for part in parts:
-        said = " ".join(line.strip() for line in order(part, ["worst gain"]))
-        lines += ["", f"*{part['setting']}*: {said}"]
-    return lines
+    return [*lines, *_first(parts)]
 
 
 def _shown(part: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
@@ -112,6 +109,22 @@ def _over_settings(pooled: dict[str, Any] | None, names: list[str] | None) -> li
         told = ", ".join(f"`{name}` by {cell(gap, 2)}" for name, gap in behind.items())
         what = "on average" if kind == "mean" else "in the setting that suits a rule least"
         lines.append(f"- {what}, `{best}` is ahead in worst gain of {told}")
+    return lines
+
+
+def _first(parts: list[dict[str, Any]]) -> list[str]:
+    """Setting by setting: whom the first in worst gain is clear of."""
+    lines = ["", "In one setting, paired by seed, intervals clear of 0:", ""]
+    for part in parts:
+        behind = {r["name"]: r["behind"]["worst gain"] for r in part["rows"] if "behind" in r}
+        clear = [n for n, gap in behind.items() if gap["lo"] is not None and gap["lo"] > 0]
+        if not clear:
+            of = "none"
+        elif len(clear) == len(behind):
+            of = "all others"
+        else:
+            of = ", ".join(f"`{name}`" for name in clear)
+        lines.append(f"- *{part['setting']}*: `{part['best']}` is ahead in worst gain of {of}")
     return lines
 
 
