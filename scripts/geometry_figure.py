@@ -25,17 +25,7 @@ from matplotlib.patches import Patch
 FILES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 REWARDS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "savefig.dpi": 160,
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 def main() -> None:
@@ -49,7 +39,7 @@ def main() -> None:
         raise SystemExit("the files are about different rewards; draw them one by one")
     if len(records) > len(FILES):
         raise SystemExit(f"at most {len(FILES)} files in one figure")
-    with plt.rc_context(STYLE):
+    with plt.style.context(STYLE):
         args.out.parent.mkdir(parents=True, exist_ok=True)
         draw(records, names).savefig(args.out, bbox_inches="tight")
     print(args.out)

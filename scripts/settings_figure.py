@@ -18,13 +18,7 @@ import matplotlib.pyplot as plt
 # Okabe and Ito's palette: told apart by everyone, also in print; marks for those who print in grey.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#999999", "#E69F00", "#56B4E9", "#000000")
 MARKS = ("D", "o", "s", "^", "v", "P", "X", "*")
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "savefig.dpi": 160,
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
 def main() -> None:
@@ -32,7 +26,7 @@ def main() -> None:
     parser.add_argument("table", type=Path, help="JSON of `marble study`")
     parser.add_argument("--out", "-o", type=Path, required=True)
     args = parser.parse_args()
-    with plt.rc_context(STYLE):
+    with plt.style.context(STYLE):
         draw(json.loads(args.table.read_text())).savefig(args.out, bbox_inches="tight")
     print(args.out)
 

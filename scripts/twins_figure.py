@@ -22,17 +22,7 @@ from marble.evaluation import read_run, relative_gains, score_tables
 
 # Okabe and Ito's palette: told apart by everyone, also in print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "savefig.dpi": 160,
-}
+STYLE = Path(__file__).with_name("figures.mplstyle")
 # As `balance.progress` measures without twins: the mean of the first steps, then a moving average.
 WARMUP, DECAY = 5, 0.9
 
@@ -47,7 +37,7 @@ def main() -> None:
         args.json.write_text(json.dumps([record(run) for run in args.runs], indent=1) + "\n")
         print(args.json)
     if args.out:
-        with plt.rc_context(STYLE):
+        with plt.style.context(STYLE):
             draw(json.loads(args.json.read_text())).savefig(args.out, bbox_inches="tight")
         print(args.out)
 
