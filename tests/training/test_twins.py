@@ -120,7 +120,7 @@ def test_a_run_measures_from_the_second_epoch_on_and_uses_it(tmp_path):
     np.testing.assert_allclose(now, np.concatenate(drawn, 1), atol=1e-4)
     # What is logged, and the weights of the last step, are what these twins say.
     np.testing.assert_allclose(of(table[-1], "progress"), relative_gains(now, base), rtol=1e-9)
-    options = {"beta": 12.0, "window": 3, "redundancy": 16.0, "gate_after": None}
+    options = {"beta": 12.0, "window": 3, "redundancy": 4.0, "gate_after": None}
     balance = Harmoniser("progress", NAMES, options=options)
     balance.load_state_dict(state)
     found = of(table[-1], "coefficient")
@@ -162,8 +162,32 @@ def test_noise_gets_next_to_no_weight_and_the_others_keep_theirs(tmp_path):
     assert np.mean([row["progress_trust/noise"] for row in later]) < 0.2
     assert np.mean([row["coefficient/noise"] for row in later]) < 0.04
     assert np.mean([row["coefficient/noise"] for row in without[11:]]) > 0.1
-    assert min(of(row, "progress_trust").min() for row in later) > 0.9
+    assert min(np.mean([of(row, "progress_trust") for row in later], axis=0)) > 0.9
     assert min(np.mean([of(row, "coefficient") for row in later], axis=0)) > 0.05
+
+
+def test_an_opponent_of_most_gets_next_to_no_weight_and_that_is_told(tmp_path):
+    opposed = "marble.study.toy.world:similarity"
+    rewards = [
+        f"{{name: again, reward: '{opposed}'}}",
+        f"{{name: anti, reward: 'marble.rewards.synthetic:Altered', "
+        f"options: {{reward: '{opposed}', scale: -1}}}}",
+        "{name: noise, reward: 'marble.rewards.synthetic:Noise', options: {seed: 1}}",
+    ]
+    words = ["train.steps=24", "optim.lr=0.03", f"rewards.add=[{', '.join(rewards)}]"]
+    _, table = run(tmp_path / "run", *words)
+    _, without = run(tmp_path / "without", *words, "balance.progress.redundancy=0")
+    assert max(row["coefficient/anti"] for row in table[2:]) < 0.02
+    assert max(row["progress_trust/anti"] for row in table[2:]) < 0.05
+    assert max(row["coefficient/anti"] for row in without[2:]) > 0.1
+    notes = {row["step"]: row["notes"] for row in table if row.get("notes")}
+    assert list(notes) == [9]  # the first with a full window
+    assert [note for note in notes[9] if "anti" in note] == [
+        "Reward anti wants the opposite of what several others want, and is outvoted: it keeps 5% "
+        "of its weight."
+    ]
+    assert any("noise looks like noise" in note for note in notes[9])
+    assert len(notes[9]) == 2
 
 
 @pytest.mark.parametrize("hybrid", ["gate", "priorities"])

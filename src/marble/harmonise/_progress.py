@@ -172,6 +172,25 @@ class Progress(ObservingRule):
         heard = np.ones(len(self._seen)) if self.redundancy is None else self.redundancy.heard_K
         return heard * self.twins.measured().trust_K if self.twins else heard
 
+    def doubts(self, names: Sequence[str]) -> list[str]:
+        """Rewards that hardly count, and why."""
+        if len(self._seen) == 0:
+            return []
+        outvoted = np.zeros(len(names), dtype=bool)
+        if self.redundancy is not None:
+            outvoted = self.redundancy.heard_K <= _LEAST_TRUST
+        noise = (self.trust() <= _LEAST_TRUST) & ~outvoted
+        told = [
+            (outvoted, "wants the opposite of what several others want, and is outvoted"),
+            (noise, "looks like noise: it does not know a picture's twin again"),
+        ]
+        return [
+            f"Reward {name} {why}: it keeps {_LEAST_TRUST:.0%} of its weight."
+            for who, why in told
+            for name, so in zip(names, who)
+            if so
+        ]
+
     def judged(self, k: int) -> Array:
         """p_k as it counts: unknown, unresponsive, noisy or outvoted ones moved to the average."""
         if len(self._seen) == 0:

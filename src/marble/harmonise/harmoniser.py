@@ -241,9 +241,16 @@ class Harmoniser:
 
     def compare(self, now_Kn: Array, base_Kn: Array) -> tuple[Array, Array]:
         """Shows scores of twins to the method; progress and trust as they are measured by now."""
-        rule = next(r for r in (self.rule, self.steer.progress) if isinstance(r, Progress))
+        rule = self._progress()
         rule.compare(now_Kn, base_Kn)
         return rule.progress(), rule.trust()
+
+    def doubts(self) -> list[str]:
+        """Which rewards hardly count by their twins, or by what the others want, and why."""
+        return self._progress().doubts(self.names)
+
+    def _progress(self) -> Progress:
+        return next(r for r in (self.rule, self.steer.progress) if isinstance(r, Progress))
 
     # -- state ----------------------------------------------------------------------------------
 

@@ -25,6 +25,9 @@ from marble.training.rows import step_row
 from marble.training.setup import Parts
 from marble.training.twins import base_scores, choose
 
+# Epochs between reminders that a reward hardly counts; the first comes once the window is full.
+_DOUBT_EVERY = 50
+
 
 class Trainer:
     """Holds a run's state and takes its epochs; writing about it is `Recorder`'s work."""
@@ -68,6 +71,9 @@ class Trainer:
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
         progress = self._compare(samples, gathered.rewards_KN.numpy())
         skips, self.warnings = self._look_at_rewards(skipped)
+        since = self.epoch - self.recipe.balance.progress.window
+        if progress and since >= 0 and since % _DOUBT_EVERY == 0:
+            self.warnings += self.balancer.harmoniser.doubts()
         rows: list[dict[str, Any]] = []
         train = self.recipe.train
         # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.
