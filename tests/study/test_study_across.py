@@ -87,8 +87,11 @@ def test_the_page_tells_of_it(tmp_path):
     table = study_table(Study("mine", "A study.", "studio", cells), tmp_path)
     publish(table, page, tmp_path / "results")
     text = page.read_text()
-    assert "| | calm | rough | mean of 2 | least of 2 |" in text
+    assert "| | calm | rough | mean of 2 | least of 2 | *all rewards' mean* |" in text
     assert "| even | 0.25 ± 0.12 | **0.15 ± 0.12** | **0.20 ± 0.12** | **0.15 ± 0.12** |" in text
+    # b has moved by 2, which is one standard deviation of the base.
+    both = np.mean([[(a + 1.0) / 2 for a in VALUES[s]["even"]] for s in VALUES], axis=0)
+    assert f"| **{both.mean():.2f} ± {half_width(both):.2f}** |" in text
     assert (
         "in the setting that suits a rule least, `even` is ahead in worst gain of `bold` by" in text
     )

@@ -18,13 +18,16 @@ KINDS: dict[str, Callable[[list[float]], float]] = {
 _FEWEST = 3
 
 
-def across(by_setting: Mapping[str, Values]) -> dict[str, Any]:
+def across(
+    by_setting: Mapping[str, Values], beside: Mapping[str, Mapping[str, Values]] | None = None
+) -> dict[str, Any]:
     """Mean and least value of a cell over settings, seed by seed, and how far others are behind
     the best; {} where there are not two settings in which every cell has three seeds in common.
     Where some settings have fewer seeds, either they or the other seeds are left out, whichever
     leaves more runs.
 
     by_setting: setting → cell → seed → value.
+    beside: measure → the same of another one, whose mean is told beside them.
     """
     names = list(dict.fromkeys(name for values in by_setting.values() for name in values))
     complete = {setting: _seeds(values, names) for setting, values in by_setting.items()}
@@ -44,6 +47,10 @@ def across(by_setting: Mapping[str, Values]) -> dict[str, Any]:
             rows[name][kind] = over_seeds(list(found[name].values()))
             if name != best[kind]:
                 rows[name][f"{kind} behind"] = paired(found[best[kind]], found[name])
+    for measure, values in (beside or {}).items():
+        for name in names:
+            pooled = [np.mean([values[s][name][seed] for s in settings]) for seed in seeds]
+            rows[name][measure] = over_seeds([float(value) for value in pooled])
     return {"settings": settings, "seeds": seeds, "best": best, "rows": list(rows.values())}
 
 

@@ -81,9 +81,11 @@ def _across(
         for p in parts
     }
     names = list(dict.fromkeys(name for column in columns.values() for name in column))
-    for kind in KINDS if pooled else ():
-        found = {row["name"]: row[kind] for row in (pooled or {})["rows"]}
-        columns[f"{kind} of {len((pooled or {})['settings'])}"] = found
+    if pooled:
+        heads = {kind: f"{kind} of {len(pooled['settings'])}" for kind in KINDS}
+        heads["mean gain"] = "*all rewards' mean*"
+        for key, head in heads.items():
+            columns[head] = {row["name"]: row[key] for row in pooled["rows"]}
     best = {c: max(v, key=lambda n: sortable(v[n]["mean"])) for c, v in columns.items() if v}
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name in names:

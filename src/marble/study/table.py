@@ -18,6 +18,7 @@ from marble.study.runner import Failure, finished
 from marble.study.statistics import agreement, over_seeds, paired
 
 RANKED = ("worst gain", "composite")
+POOLED = ("worst gain", "mean gain")
 
 
 def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
         if finished(out / cell.folder)
     }
     settings = []
-    worst: dict[str, dict[str, dict[int, float]]] = {}
+    pooled: dict[str, dict[str, dict[str, dict[int, float]]]] = {by: {} for by in POOLED}
     for setting in study.settings:
         runs: dict[str, dict[int, Measured]] = {}
         for cell, found in done.items():
@@ -40,10 +41,11 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
                 runs.setdefault(cell.name, {})[cell.seed] = found
         if runs:
             settings.append({"setting": setting, **_one_setting(runs)})
-            worst[setting] = {
-                name: {seed: one.values["worst gain"] for seed, one in seeds.items()}
-                for name, seeds in runs.items()
-            }
+            for by, values in pooled.items():
+                values[setting] = {
+                    name: {seed: one.values[by] for seed, one in seeds.items()}
+                    for name, seeds in runs.items()
+                }
     devices = Counter(device_of(out / cell.folder) for cell in done)
     missing = [cell.folder for cell in study.cells if cell not in done]
     return {
@@ -55,7 +57,7 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
         "missing": missing,
         "devices": dict(devices),
         "settings": settings,
-        "across": across(worst),
+        "across": across(pooled.pop("worst gain"), pooled),
     }
 
 
