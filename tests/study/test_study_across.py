@@ -70,7 +70,11 @@ def test_settings_with_fewer_seeds_are_left_out_where_that_leaves_more_runs():
     }
     found = across(values)
     assert found["settings"] == ["a", "b", "c"] and found["seeds"] == list(range(6))
-    values |= {name: values["d"] for name in ("e", "f", "g")}  # 3 × 6 against 7 × 3
+    assert across(values, widest=True)["settings"] == list("abcd")
+    assert across(values, widest=True)["seeds"] == [0, 1, 2]
+    more = {name: values["d"] for name in ("e", "f")}  # 3 × 6 and 6 × 3: more seeds tell more
+    assert across(values | more)["settings"] == ["a", "b", "c"]
+    values |= more | {"g": values["d"]}  # 3 × 6 against 7 × 3
     found = across(values)
     assert found["settings"] == list("abcdefg") and found["seeds"] == [0, 1, 2]
 
@@ -99,8 +103,26 @@ def test_the_page_tells_of_it(tmp_path):
     gaps = [np.subtract(*(VALUES[where][n] for n in best)) for where, best in FIRST.items()]
     clear = [gap.mean() > half_width(gap) for gap in gaps]
     assert clear == [True, False]  # or this would show one case only
-    assert "- *calm*: `bold` is ahead in worst gain of all others" in text
-    assert "- *rough*: `even` is ahead in worst gain of none" in text
+    assert "clear of 0: `bold` in *calm* (all others), `even` in *rough* (0 of 1)." in text
+
+
+def test_both_ways_of_pooling_are_told_where_they_differ(tmp_path):
+    values = {"a": range(6), "b": range(6), "c": range(3)}
+    cells = [Cell(n, s, (), where) for where in values for n in "xy" for s in values[where]]
+    for cell in cells:
+        gain = 0.1 * cell.seed + (cell.name == "x")
+        make_run(tmp_path / cell.folder, BASE, moved(a=gain, b=4.0))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- study: mine -->\n<!-- end of study -->\n")
+    publish(
+        study_table(Study("mine", "A study.", "studio", cells), tmp_path),
+        page,
+        tmp_path / "results",
+    )
+    text = page.read_text()
+    assert "Over a, b (6 seeds), paired by seed:" in text
+    assert "Over a, b, c (3 seeds), paired by seed:" in text
+    assert "mean of 2" in text and "| | a | b |\n" in text  # the composite of these alone
 
 
 def test_a_cell_may_be_left_out_of_a_setting(tmp_path):

@@ -19,12 +19,15 @@ _FEWEST = 3
 
 
 def across(
-    by_setting: Mapping[str, Values], beside: Mapping[str, Mapping[str, Values]] | None = None
+    by_setting: Mapping[str, Values],
+    beside: Mapping[str, Mapping[str, Values]] | None = None,
+    *,
+    widest: bool = False,
 ) -> dict[str, Any]:
     """Mean and least value of a cell over settings, seed by seed, and how far others are behind
     the best; {} where there are not two settings in which every cell has three seeds in common.
     Where some settings have fewer seeds, either they or the other seeds are left out, whichever
-    leaves more runs.
+    leaves more runs; with `widest`, the other seeds.
 
     by_setting: setting → cell → seed → value.
     beside: measure → the same of another one, whose mean is told beside them.
@@ -32,7 +35,7 @@ def across(
     names = list(dict.fromkeys(name for values in by_setting.values() for name in values))
     complete = {setting: _seeds(values, names) for setting, values in by_setting.items()}
     complete = {setting: seeds for setting, seeds in complete.items() if len(seeds) >= _FEWEST}
-    settings, seeds = _most(complete)
+    settings, seeds = _most(complete, widest)
     if len(settings) < 2 or len(seeds) < _FEWEST or len(names) < 2:
         return {}
     rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in names}
@@ -54,15 +57,17 @@ def across(
     return {"settings": settings, "seeds": seeds, "best": best, "rows": list(rows.values())}
 
 
-def _most(complete: Mapping[str, set[int]]) -> tuple[list[str], list[int]]:
-    """Settings and the seeds that they have in common, so that both together are the most."""
+def _most(complete: Mapping[str, set[int]], widest: bool) -> tuple[list[str], list[int]]:
+    """Settings and the seeds that they have in common: the most runs, or the most settings."""
     if not complete:
         return [], []
     choices = []
     for fewest in sorted({len(seeds) for seeds in complete.values()}):
         settings = [setting for setting, seeds in complete.items() if len(seeds) >= fewest]
         choices.append((settings, sorted(set.intersection(*(complete[s] for s in settings)))))
-    return max(choices, key=lambda c: (len(c[0]) > 1, len(c[0]) * len(c[1])))
+    if widest:
+        return choices[0]
+    return max(choices, key=lambda c: (len(c[0]) > 1, len(c[0]) * len(c[1]), len(c[1])))
 
 
 def _seeds(values: Values, names: list[str]) -> set[int]:

@@ -61,9 +61,12 @@ def told(table: dict[str, Any]) -> list[str]:
         return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0])]
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
     lines += _across(parts, "worst gain", table.get("across"))
+    pooled = (table.get("across") or {}).get("settings")
     lines += ["", "Composite (mean z-score of all scores among the runs of a setting):", ""]
-    lines += _across(parts, "composite")
-    lines += _over_settings(table.get("across"), table.get("show"))
+    lines += _across([p for p in parts if not pooled or p["setting"] in pooled], "composite")
+    for found in ("across", "across all"):
+        if found == "across" or (table.get(found) and table[found]["settings"] != pooled):
+            lines += _over_settings(table.get(found), table.get("show"))
     return [*lines, *_first(parts)]
 
 
@@ -115,19 +118,14 @@ def _over_settings(pooled: dict[str, Any] | None, names: list[str] | None) -> li
 
 
 def _first(parts: list[dict[str, Any]]) -> list[str]:
-    """Setting by setting: whom the first in worst gain is clear of."""
-    lines = ["", "In one setting, paired by seed, intervals clear of 0:", ""]
+    """Who is first in worst gain where, and clear of how many others there."""
+    told = []
     for part in parts:
-        behind = {r["name"]: r["behind"]["worst gain"] for r in part["rows"] if "behind" in r}
-        clear = [n for n, gap in behind.items() if gap["lo"] is not None and gap["lo"] > 0]
-        if not clear:
-            of = "none"
-        elif len(clear) == len(behind):
-            of = "all others"
-        else:
-            of = ", ".join(f"`{name}`" for name in clear)
-        lines.append(f"- *{part['setting']}*: `{part['best']}` is ahead in worst gain of {of}")
-    return lines
+        behind = [r["behind"]["worst gain"] for r in part["rows"] if "behind" in r]
+        clear = sum(gap["lo"] is not None and gap["lo"] > 0 for gap in behind)
+        of = "all others" if clear == len(behind) else f"{clear} of {len(behind)}"
+        told.append(f"`{part['best']}` in *{part['setting']}* ({of})")
+    return ["", f"First, and ahead of how many, paired by seed, clear of 0: {', '.join(told)}."]
 
 
 def _not_measured(name: str) -> list[str]:

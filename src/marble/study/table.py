@@ -57,7 +57,8 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
         "missing": missing,
         "devices": dict(devices),
         "settings": settings,
-        "across": across(pooled.pop("worst gain"), pooled),
+        "across": across(pooled["worst gain"], {"mean gain": pooled["mean gain"]}),
+        "across all": across(pooled["worst gain"], widest=True),
     }
 
 
