@@ -57,7 +57,7 @@ def test_several_settings_become_columns_with_the_best_in_bold(tmp_path):
     study = Study("mine", "A study.", "studio", cells, show=("x", "y"))
     publish(study_table(study, tmp_path), page, tmp_path / "results")
     text = page.read_text()
-    assert "*one*: Paired by seed, `y` is ahead in worst gain" in text
+    assert "clear of 0: `y` in *one* (0 of 1), `x` in *two* (0 of 1)." in text
     assert "| | one | two |" in text and "hidden" not in text
     assert "| x | 0.10 | **0.40** |" in text and "| y | **0.20** | 0.30 |" in text
 
