@@ -135,6 +135,16 @@ def test_a_cell_may_be_left_out_of_a_setting(tmp_path):
     assert not any(name.startswith("two-b") for name in names)
 
 
+def test_names_may_be_numbers(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "cells: {1: {}, 2: {}}\nsettings: {7: {}, 8: {}}\nseeds: [0, 1]\n"
+        "without: {8: [2]}\nfewer: {8: [1]}"
+    )
+    names = [cell.folder for cell in load_study(file).cells]
+    assert names == ["7-1-seed0", "7-1-seed1", "7-2-seed0", "7-2-seed1", "8-1-seed1"]
+
+
 def test_a_setting_may_have_fewer_seeds(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text(

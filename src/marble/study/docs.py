@@ -123,7 +123,7 @@ def _first(parts: list[dict[str, Any]]) -> list[str]:
     for part in parts:
         behind = [r["behind"]["worst gain"] for r in part["rows"] if "behind" in r]
         clear = sum(gap["lo"] is not None and gap["lo"] > 0 for gap in behind)
-        of = "all others" if clear == len(behind) else f"{clear} of {len(behind)}"
+        of = "all others" if behind and clear == len(behind) else f"{clear} of {len(behind)}"
         told.append(f"`{part['best']}` in *{part['setting']}* ({of})")
     return ["", f"First, and ahead of how many, paired by seed, clear of 0: {', '.join(told)}."]
 

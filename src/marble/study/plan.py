@@ -88,7 +88,7 @@ def load_study(path: Path) -> Study:
     for setting, around in _mapping(data.get("settings") or {"": {}}, path, "settings").items():
         some = _seeds(fewer.get(setting, seeds), f"{path}: fewer: {setting}")
         for name, own in _mapping(data["cells"], path, "cells").items():
-            if name in without.get(setting, ()):
+            if name in map(str, without.get(setting, ())):
                 continue
             both = {**(data.get("common") or {}), **(around or {}), **(own or {})}
             words = tuple(_word(key, value) for key, value in both.items())
@@ -125,7 +125,7 @@ def _by_setting(data: Mapping[str, Any], key: str, path: Path) -> dict[str, list
     for setting in given:
         if setting not in (data.get("settings") or {}):
             raise MarbleError(f"{path}: {key}: there is no setting {setting}")
-    return given
+    return {str(setting): values for setting, values in given.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
