@@ -1,4 +1,3 @@
-import time
 
 import numpy as np
 import pytest
@@ -146,19 +145,6 @@ def test_zero_gradients_are_the_point():
     point = min_norm_point(np.diag([1.0, 0.0, 0.0]))
     np.testing.assert_array_equal(point.alpha, [0.0, 0.5, 0.5])
     assert point.gap == 0.0
-
-
-def test_under_five_milliseconds_at_64():
-    rng = np.random.default_rng(1)
-    for family in FAMILIES:
-        matrix = gram(gradients(family, 64, rng))
-        seconds = []
-        for _ in range(9):
-            start = time.perf_counter()
-            min_norm_point(matrix)
-            seconds.append(time.perf_counter() - start)
-        # The best of nine: other processes may hold the core, the solver's own time does not vary.
-        assert min(seconds) < 5e-3, family
 
 
 @given(jacobians(), st.integers(0, 2**32 - 1))
