@@ -45,9 +45,9 @@ CASES = {
     "marble": ["balance.method=marble"],
     "progress": ["balance.method=progress"],
     "weighted_sum": ["balance.method=weighted_sum"],
-    "marble, v_old behind": ["balance.method=marble", *BRAKE],
-    "progress, v_old behind": ["balance.method=progress", *BRAKE],
-    "weighted_sum, v_old behind": ["balance.method=weighted_sum", *BRAKE],
+    "marble-behind": ["balance.method=marble", *BRAKE],
+    "progress-behind": ["balance.method=progress", *BRAKE],
+    "weighted_sum-behind": ["balance.method=weighted_sum", *BRAKE],
     "reward": ["balance.method=marble", "balance.target=reward", "balance.heldout_half=true"],
     "snr": ["balance.method=upgrad", "balance.snr=1", "balance.hybrid=priorities"],
     "averages": ["balance.method=cagrad", "balance.gradient_ema=0.5", "balance.metric=adam"],
@@ -91,9 +91,8 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "same_run")
     options = parser.parse_args()
     if options.list:
-        print(
-            "\n".join(f"{'' if n in USUAL else '(all) '}{n}: {' '.join(CASES[n])}" for n in CASES)
-        )
+        for name, settings in CASES.items():
+            print(f"{'' if name in USUAL else '(all) '}{name}: {' '.join(settings)}")
         return 0
     if not options.b:
         parser.error("give two revisions")

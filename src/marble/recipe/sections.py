@@ -101,28 +101,6 @@ class Data(Section):
         return {k: {"path": v} if isinstance(v, str) else v for k, v in value.items()}
 
 
-class Objective(Section):
-    name: Literal["nft"] = Field(default="nft", description="The loss: DiffusionNFT.")
-    form: Literal["adaptive", "plain"] = Field(
-        default="adaptive",
-        description="Self-normalised loss as trained in public code, or the equation.",
-    )
-    beta: Positive = Field(
-        default=0.1, description="Strength of the implicit positive/negative policies."
-    )
-    a_max: Positive = Field(default=5.0, description="Advantage at which r reaches 0 or 1.")
-    advantage_std: Literal["batch", "group"] = Field(
-        default="batch", description="Divide by the reward's std over the epoch, or over the group."
-    )
-    kl: NonNegative = Field(
-        default=1e-4, description="Weight of ‖v_θ − v_ref‖², outside the balance."
-    )
-    kl_every: PositiveInt = Field(
-        default=1,
-        description="Compute the KL on every m-th timestep and weight it by m (unbiased).",
-    )
-
-
 class OldDecay(Section):
     """d(n) = min(initial + rate · max(0, n − start), cap); v_old ← d·v_old + (1−d)·v_θ."""
 

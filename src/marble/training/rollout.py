@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +29,8 @@ class Rollout:
     seconds: float
     reward_seconds: float
     """Time spent waiting for scores after the last picture was drawn."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """What else the sampler kept of every sample, for objectives that train on its steps."""
 
     @cached_property
     def canaries(self) -> dict[str, float]:
