@@ -50,7 +50,7 @@ def test_a_sample_stays_in_its_half_at_all_timesteps(model, data):
     """Three micro-batches a pass: alternating them blindly would put each into both halves."""
     parts = ([0, 4], [1, 5, 6], [2, 3, 7])
     balancer = make_balancer(model, heldout=True)
-    plan, _ = two_timesteps(balancer, model, data, parts)
+    _ = two_timesteps(balancer, model, data, parts)
     applies = ~data.rewards.isnan()
     for slot, mine in enumerate(([0, 4, 2, 3, 7], [1, 5, 6])):
         share = applies[:, mine].sum(1) / applies.sum(1)

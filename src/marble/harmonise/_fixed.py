@@ -40,7 +40,7 @@ class Fixed(FreeRule):
     def current(self, preference: Array) -> Array:
         if len(preference) != len(self.given):
             raise MarbleError(
-                f"{self.name}: {len(self.given)} weights for {len(preference)} rewards; give one each."
+                f"{self.name}: {len(self.given)} weights for {len(preference)} rewards."
             )
         weighted = self.given * preference
         return np.asarray(weighted / weighted.sum())
