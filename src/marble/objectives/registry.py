@@ -7,6 +7,9 @@ from marble.plugins import find
 
 OBJECTIVES = {
     "nft": "marble.objectives.nft:NFT",
+    "awm": "marble.objectives.awm:AWM",
+    "grpo": "marble.objectives.grpo:GRPO",
+    "dpo": "marble.objectives.dpo:DPO",
 }
 
 

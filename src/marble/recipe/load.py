@@ -53,7 +53,7 @@ def recipe_from(
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        raise RecipeError(f"{where}: {explain(error, merged)}") from None
+        raise RecipeError(f"{where}: {explain(error, merged, model)}") from None
 
 
 def _shipped() -> Path:

@@ -193,6 +193,8 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def _objective_problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.rollout.sampler == "sde" and recipe.eval.sampler is None:
+        yield "eval.sampler: evaluation draws without noise; set it to dpm or euler"
     objective = objective_class(recipe.objective.name)
     yield from objective.problems(recipe)
     if recipe.balance.target == "reward" and not objective.common_pull:

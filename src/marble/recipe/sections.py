@@ -23,6 +23,7 @@ from marble.recipe.base import (
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Sampler = Literal["dpm", "euler"]
+RolloutSampler = Literal["dpm", "euler", "sde"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -115,8 +116,22 @@ class OldDecay(Section):
         return min(self.initial + self.rate * max(0, epoch - self.start), self.cap)
 
 
+class Sde(Section):
+    """Euler–Maruyama steps of the flow's reverse SDE, with diffusion g² = noise²·σ/(1−σ)."""
+
+    noise: Positive = Field(default=0.7, description="Noise level of a step.")
+    window: PositiveInt | None = Field(
+        default=None,
+        description="So many consecutive steps have noise, where they begin drawn for each prompt; "
+        "the others are Euler's. null: all steps.",
+    )
+
+
 class Rollout(Section):
-    sampler: Sampler = Field(default="dpm", description="DPM-Solver++ 2M, or Euler.")
+    sampler: RolloutSampler = Field(
+        default="dpm", description="DPM-Solver++ 2M, Euler, or `sde`: with noise at every step."
+    )
+    sde: Sde = Field(default=Sde(), description="Settings of the sampler `sde`.")
     steps: PositiveInt = Field(
         default=25, description="Sampling steps; training uses the same timesteps."
     )

@@ -158,6 +158,8 @@ class Trainer:
             guidance=settings.guidance,
             batch_size=settings.batch_size,
             pool=self._pool,
+            sde=settings.sde,
+            keep_path=self.balancer.objective.keeps_path,
         )
 
     # -- the probe ----------------------------------------------------------------------------
