@@ -67,8 +67,8 @@ def restore(trainer: Trainer, state: State) -> list[str]:
     notes = [] if saved == processes.size else [_changed(saved, processes.size, trainer.recipe)]
     if meta["precision"] != str(trainer.adapter.precision):
         notes.append(
-            f"saved computing in {meta['precision']}, resumed in {trainer.adapter.precision}: equal "
-            "up to rounding; train.precision decides it"
+            f"saved computing in {meta['precision']}, resumed in {trainer.adapter.precision}: "
+            "equal up to rounding; train.precision decides it"
         )
     return notes
 
