@@ -17,13 +17,15 @@ from marble.models import lora
 from marble.recipe import Recipe
 from marble.training import random_state, state
 from marble.training.checkpoint import State
+from marble.training.dealing import shares
+from marble.training.evaluate import meant_for
 from marble.training.guard import Guard
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.processes import Processes
 from marble.training.rollout import Rollout, make_rollout
 from marble.training.rows import step_row
 from marble.training.setup import Parts
-from marble.training.twins import base_scores, choose
+from marble.training.twins import base_scores, choose, own_scores
 
 # Epochs between reminders that a reward hardly counts; the first comes once the window is full.
 _DOUBT_EVERY = 50
@@ -69,8 +71,9 @@ class Trainer:
             np.array([s.index for s in rollout.samples], dtype=np.int64),
         )
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
-        progress = self._compare(samples, gathered.rewards_KN.numpy())
+        progress = self._compare(samples, rollout, gathered.rewards_KN.numpy())
         skips, self.warnings = self._look_at_rewards(skipped)
+        self.warnings += self._silent_rewards(samples, gathered.rewards_KN)
         since = self.epoch - self.recipe.balance.progress.window
         if progress and since >= 0 and since % _DOUBT_EVERY == 0:
             self.warnings += self.balancer.harmoniser.doubts()
@@ -95,17 +98,21 @@ class Trainer:
         self.scored = (samples, gathered.rewards_KN)
         return rows
 
-    def _compare(self, samples: list[Sample], rewards_KN: np.ndarray) -> dict[str, float]:
+    def _compare(
+        self, samples: list[Sample], rollout: Rollout, rewards_KN: np.ndarray
+    ) -> dict[str, float]:
         """Draws some of the epoch's pictures from the base too, and shows the twins to the balance.
         The first epoch's are their own twins."""
         balance = self.recipe.balance
         if self.step == 0 or not (balance.measures_progress and balance.progress.twins):
             return {}
         started = time.perf_counter()
-        at = choose(samples, balance.progress.twins)
+        rewards = self.parts.rewards
+        at = choose(samples, balance.progress.twins, compared=bool(rewards.compares))
         twins = [samples[i] for i in at]
-        base_Kn = base_scores(self.adapter, self.parts.rewards, twins, self.recipe, self.processes)
-        progress_K, trust_K = self.balancer.harmoniser.compare(rewards_KN[:, at], base_Kn)
+        own_Kn = own_scores(rewards, rollout, twins, rewards_KN[:, at], self.processes)
+        base_Kn = base_scores(self.adapter, rewards, twins, self.recipe, self.processes)
+        progress_K, trust_K = self.balancer.harmoniser.compare(own_Kn, base_Kn)
         row: dict[str, float] = {}
         for name, p, trust in zip(self.recipe.rewards.names, progress_K, trust_K):
             row |= {f"progress/{name}": float(p), f"progress_trust/{name}": float(trust)}
@@ -117,7 +124,7 @@ class Trainer:
         return make_rollout(
             self.adapter,
             self.parts.rewards,
-            self.processes.mine(samples),
+            self._mine(samples),
             policy="old",
             steps=settings.steps,
             sampler=settings.sampler,
@@ -125,6 +132,23 @@ class Trainer:
             batch_size=settings.batch_size,
             pool=self._pool,
         )
+
+    def _mine(self, samples: list[Sample]) -> list[Sample]:
+        """This process's share; whole groups where a reward compares their pictures."""
+        whole = bool(self.parts.rewards.compares)
+        dealt = shares(samples, self.processes.size, whole_groups=whole)
+        return [samples[i] for i in dealt[self.processes.rank]]
+
+    def _silent_rewards(self, samples: list[Sample], scores_KN: torch.Tensor) -> list[str]:
+        """Words on rewards that scored nothing in an epoch that had prompts for them."""
+        rewards, after = self.parts.rewards, self.recipe.rewards.silent_epochs
+        found = [
+            rewards.silence.feed(
+                reward.name, int(scores_KN[k].isfinite().sum()), meant_for(reward, samples), after
+            )
+            for k, reward in enumerate(rewards.rewards)
+        ]
+        return [text for text in found if text]
 
     def _look_at_rewards(self, before: dict[str, int]) -> tuple[dict[str, int], list[str]]:
         """How many samples each reward skipped, and what looked wrong, on all processes."""
@@ -138,6 +162,9 @@ class Trainer:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        for rewards in (self.parts.rewards, self.parts.heldout):
+            if rewards is not None:
+                rewards.close()
 
     # -- a step -----------------------------------------------------------------------------------
 

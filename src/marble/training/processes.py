@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -31,10 +31,6 @@ class Processes:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    def mine(self, items: Sequence[T]) -> list[T]:
-        """This process's share, dealt like cards, so that shares differ by one item at most."""
-        return list(items[self.rank :: self.size])
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in rank order, on every process."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from marble.data import Sample
 from marble.evaluation.canaries import canaries
 from marble.models.base import Adapter
 from marble.rewards import RewardSet
+from marble.training.dealing import batches
 
 
 @dataclass
@@ -51,7 +53,11 @@ def make_rollout(
     batch_size: int,
     pool: Executor | None,
 ) -> Rollout:
-    """Samples under `policy`. With a `pool`, a batch is scored while the next one is drawn."""
+    """Samples under `policy`. With a `pool`, pictures are scored while the next are drawn.
+
+    Pictures go to the rewards as they come, but where one of these compares the pictures of a
+    prompt, not before the prompt's last one is there. The samples of a group lie side by side.
+    """
     started = time.perf_counter()
     # All prompts at once: encoders that wait in main memory come to the device a single time.
     if samples:
@@ -59,19 +65,26 @@ def make_rollout(
     latents: list[Tensor] = []
     images: list[Tensor] = []
     scores: list[Future[np.ndarray] | np.ndarray] = []
+    waiting = torch.zeros(0, dtype=torch.uint8)
+    due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
     for start in range(0, len(samples), batch_size):
-        part = samples[start : start + batch_size]
         x_0, pictures = draw(
-            adapter, part, policy=policy, steps=steps, sampler=sampler, guidance=guidance
+            adapter,
+            samples[start : start + batch_size],
+            policy=policy,
+            steps=steps,
+            sampler=sampler,
+            guidance=guidance,
         )
         latents.append(x_0)
         images.append(pictures)
-        prompts = [s.prompt.text for s in part]
-        metadata = [dict(s.prompt.metadata) for s in part]
-        if pool is None:
-            scores.append(rewards.score(pictures, prompts, metadata))
-        else:
-            scores.append(pool.submit(rewards.score, pictures, prompts, metadata))
+        waiting = torch.cat([waiting, pictures]) if len(waiting) else pictures
+        while len(scores) < len(due) and due[len(scores)].stop <= start + len(pictures):
+            part = due[len(scores)]
+            count = part.stop - part.start
+            job = (waiting[:count], *described(samples[part]))
+            waiting = waiting[count:]
+            scores.append(rewards.score(*job) if pool is None else pool.submit(rewards.score, *job))
     drawn = time.perf_counter()
     arrays = [s.result() if isinstance(s, Future) else s for s in scores]
     done = time.perf_counter()
@@ -83,6 +96,15 @@ def make_rollout(
         np.concatenate(arrays, axis=1) if arrays else empty,
         drawn - started,
         done - drawn,
+    )
+
+
+def described(samples: Sequence[Sample]) -> tuple[list[str], list[dict[str, Any]], list[int]]:
+    """Prompts, metadata and groups, as rewards take them."""
+    return (
+        [s.prompt.text for s in samples],
+        [dict(s.prompt.metadata) for s in samples],
+        [s.group for s in samples],
     )
 
 
