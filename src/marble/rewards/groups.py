@@ -69,13 +69,13 @@ def ask(
     groups: Sequence[Hashable],
 ) -> np.ndarray:
     """A reward's scores, float64 ``[n]``, by whatever it looks at."""
-    scope = scope_of(reward)
+    scope, count = scope_of(reward), len(prompts)
     if scope == "picture":
-        return numbers(reward.score(images, prompts, metadata), len(prompts))
+        return numbers(reward.score(images, prompts, metadata), count)
     own = getattr(reward, "score_groups", None)
     if own is not None:
-        return numbers(own(images, prompts, metadata, list(groups)), len(prompts))
-    scores = np.full(len(prompts), np.nan)
+        return numbers(own(images, prompts, metadata, list(groups)), count)
+    scores = np.full(count, np.nan)
     for rows in members(groups):
         part = images[rows], [prompts[i] for i in rows], [metadata[i] for i in rows]
         if scope == "group":

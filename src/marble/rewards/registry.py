@@ -110,6 +110,8 @@ def load(
     if isolate:
         from marble.rewards.isolated import Isolated
 
+        if ":" not in reward:
+            _entry(reward)  # an unknown name costs no process
         built = Isolated(reward, options, memory_gb=None if isolate is True else float(isolate))
     elif ":" in reward:
         built = _load_own(reward, options)

@@ -295,13 +295,20 @@ class _Task:
     def ask(
         self, caller: Caller, seconds: float | None, rows: list[int] | None = None
     ) -> np.ndarray:
+        """Its scores of these rows (default: all), given copies of everything."""
         images = self.handout.take(self.applies)
-        prompts, metadata, groups = self.prompts, self.metadata, self.groups
-        if rows is not None:
+        if rows is None:
+            rows = list(range(len(self.prompts)))
+        else:
             images = images[rows]
-            prompts, metadata = [prompts[i] for i in rows], [metadata[i] for i in rows]
-            groups = [groups[i] for i in rows]
-        return caller.call(self.reward, images, prompts, metadata, groups, seconds)
+        return caller.call(
+            self.reward,
+            images,
+            [self.prompts[i] for i in rows],
+            [copied(self.metadata[i]) for i in rows],
+            [self.groups[i] for i in rows],
+            seconds,
+        )
 
 
 _WRITES = (

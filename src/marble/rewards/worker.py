@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from marble.errors import MarbleError
 from marble.rewards.base import RewardLike, scope_of
 from marble.rewards.groups import ask
 from marble.rewards.guard import contained, said
@@ -54,7 +55,7 @@ def _answer(
             value = work()
             answer = {"value": shown(value)}
     except BaseException as error:
-        answer = {"error": said(error)}
+        answer = {"error": str(error) if isinstance(error, MarbleError) else said(error)}
     pipe.send_bytes(json.dumps(answer).encode())
     return value
 
