@@ -127,7 +127,9 @@ def test_abstaining_from_some_pairs():
     @pairwise
     def shy(pairs, prompts, metadata):
         values = beats(pairs, prompts, metadata).tolist()
-        return [None if p.float().mean(dim=(1, 2, 3))[1] == 20 else v for p, v in zip(pairs, values)]
+        return [
+            None if p.float().mean(dim=(1, 2, 3))[1] == 20 else v for p, v in zip(pairs, values)
+        ]
 
     scores = RewardSet([shy]).score(IMAGES, PROMPTS, METADATA, GROUPS)[0]
     expected = by_hand(GROUPS, ALL, lambda i, o: beats_by_hand(i, [j for j in o if j != 2]))

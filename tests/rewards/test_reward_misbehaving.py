@@ -182,9 +182,7 @@ def test_applies_is_a_reward_s_code_too():
     with pytest.raises(RewardError, match=r"picky failed on 'prompt 3': SystemExit: 0.*applies"):
         score(BadAnswer())
     rewards = RewardSet([BadAnswer()], on_error="skip_sample")
-    np.testing.assert_array_equal(
-        rewards.score(IMAGES, PROMPTS, METADATA), [[40, 41, 42, np.nan]]
-    )
+    np.testing.assert_array_equal(rewards.score(IMAGES, PROMPTS, METADATA), [[40, 41, 42, np.nan]])
     assert rewards.skipped["picky"] == 1
 
 
@@ -238,7 +236,7 @@ def test_a_file_that_quits_when_imported(code, tmp_path):
     (tmp_path / "made.py").write_text(
         f"class R:\n    def __init__(self):\n        {code}\n\ndef f(*_): pass\n"
     )
-    with pytest.raises(MarbleError, match="made.py:R: (SystemExit|GeneratorExit)"):
+    with pytest.raises(MarbleError, match=r"made.py:R: (SystemExit|GeneratorExit)"):
         load(f"{tmp_path / 'made.py'}:R")
 
 
@@ -252,5 +250,5 @@ def test_a_package_that_quits_when_imported(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [":f", "x:", "file.py:", ":"])
 def test_half_a_name(name):
-    with pytest.raises(MarbleError, match="package.module:callable"):
+    with pytest.raises(MarbleError, match=r"package\.module:callable"):
         load(name)

@@ -117,9 +117,9 @@ class Silence:
         ``meant``: pictures of prompts that the reward says it applies to. ``stop_after``: epochs
         in a row after which a reward without a score is an error; 0: never.
         """
+        if scored:
+            self.epochs.pop(name, None)
         if scored or not meant:
-            if scored:
-                self.epochs[name] = 0
             return None
         count = self.epochs[name] = self.epochs.get(name, 0) + 1
         told = f"reward {name} gave no score for any of the {meant} pictures it is meant for"
