@@ -86,7 +86,7 @@ class Fleet:
                 now = time.monotonic()
                 ready = [i for i, rest in enumerate(self._rests) if rest <= now]
                 if ready:
-                    chosen = min(ready, key=lambda i: (self._failures[i] > 0, self._busy[i], i))
+                    chosen = min(ready, key=lambda i: (self._busy[i], self._failures[i] > 0, i))
                     self._busy[chosen] += 1
                     return chosen
                 wake = min(self._rests)
