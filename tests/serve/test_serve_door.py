@@ -168,7 +168,7 @@ def test_what_a_request_unpacks_to_is_counted_before_it_is_unpacked():
 
 @contextmanager
 def logged():
-    """Everything the server's loggers say, tracebacks included."""
+    """Everything the loggers of a running server say, tracebacks included."""
     lines = []
 
     class Keep(logging.Handler):
@@ -188,7 +188,7 @@ def logged():
 
 def test_a_hang_up_is_no_traceback():
     reward = Brightness(delay=0.3)
-    with logged() as lines, running([reward], gather_s=0) as url:
+    with running([reward], gather_s=0) as url, logged() as lines:
         for body in (b"", b"{", None):
             with connect(url) as half:
                 half.sendall(HEAD + b"content-type: application/json\r\n")
@@ -250,7 +250,7 @@ def test_the_next_line_says_how_many_were_left_out():
 
 
 def test_nonsense_does_not_fill_the_log():
-    with logged() as lines, running([Brightness()]) as url:
+    with running([Brightness()]) as url, logged() as lines:
         logging.getLogger("uvicorn.error").setLevel("INFO")
         for _ in range(60):
             with connect(url) as rude:
