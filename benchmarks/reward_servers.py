@@ -2,8 +2,8 @@
 
     python benchmarks/reward_servers.py --json benchmarks/results/reward_servers.json
 
-The servers run on this machine, on 127.0.0.1. Two rewards are measured: `waits`, which takes 10 ms a
-picture without using a core, as a model on another machine's GPU would; and `studio-clip`, which
+The servers run on this machine, on 127.0.0.1. Two rewards are measured: `waits`, which takes 10 ms
+a picture without using a core, as a model on another machine's GPU would; and `studio-clip`, which
 computes here, so that more servers help only as far as there are cores. Rounds of the server
 numbers alternate within one run; figures are medians.
 """
@@ -127,9 +127,10 @@ def _score(rewards: RewardSet, images: torch.Tensor) -> Any:
 
 def _start(folder: Path, number: int) -> subprocess.Popen[bytes]:
     with (folder / f"log{number}").open("w") as log:
+        command = [sys.executable, "-m", "marble", "serve", f"{folder}/mine.py:waits"]
+        command += ["studio-clip", "--port", "0", "--device", "cpu", "--no-isolate"]
         return subprocess.Popen(
-            [sys.executable, "-m", "marble", "serve", f"{folder}/mine.py:waits", "studio-clip"]
-            + ["--port", "0", "--device", "cpu", "--no-isolate"],
+            command,
             stdout=log,
             stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

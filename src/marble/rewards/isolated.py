@@ -53,7 +53,8 @@ class Isolated(Reward):
         self, reward: str, options: Mapping[str, Any], *, memory_gb: float | None = None
     ) -> None:
         self._message = _load_message(reward, options)
-        half = psutil.virtual_memory().total / 2
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # each of them has a worker
+        half = psutil.virtual_memory().total / 2 / processes
         self.memory = int(half if memory_gb is None else memory_gb * 1e9)
         self._worker: _Worker | None = None
         self._lock = threading.Lock()
