@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -106,7 +107,7 @@ class Endpoint:
         outside = urlsplit(self.url).hostname not in LOOPBACK
         try:
             with (
-                httpx.Client(timeout=left, trust_env=outside) as client,
+                httpx.Client(timeout=left, trust_env=outside, verify=_tls()) as client,
                 client.stream(
                     "POST", self.url.rstrip("/") + path, content=body, headers=headers
                 ) as answer,
@@ -175,13 +176,19 @@ def _httpx() -> Any:
     return httpx
 
 
+@functools.cache
+def _tls() -> Any:
+    """Certificates take longer to read than a request to make: once for all clients."""
+    return _httpx().create_ssl_context()
+
+
 def get_json(url: str, path: str, timeout_s: float = 3.0) -> dict[str, Any]:
     """One quick look at a server, without retries: for checks before a run."""
     Endpoint(url)  # refuses what is no address
     httpx = _httpx()
     outside = urlsplit(url).hostname not in LOOPBACK
     try:
-        with httpx.Client(timeout=timeout_s, trust_env=outside) as client:
+        with httpx.Client(timeout=timeout_s, trust_env=outside, verify=_tls()) as client:
             answer = client.get(url.rstrip("/") + path)
         told = answer.json() if answer.status_code == 200 else None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
