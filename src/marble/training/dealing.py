@@ -14,16 +14,24 @@ from marble.rewards.groups import members
 
 
 def shares(
-    samples: Sequence[Sample], size: int, *, whole_groups: bool, even: bool = False
+    samples: Sequence[Sample],
+    size: int,
+    *,
+    whole_groups: bool,
+    together: int = 1,
+    even: bool = False,
 ) -> list[list[int]]:
     """Positions of the samples of each of `size` processes.
+
+    So many consecutive samples as `together` says are dealt as one (an objective of pairs: 2).
 
     With `even`, processes that would be left with fewer draw the first ones again: with a sharded
     model all must draw equally often. A share's own positions come before such repeats.
     """
-    units = (
-        members([s.group for s in samples]) if whole_groups else [[i] for i in range(len(samples))]
-    )
+    count = len(samples)
+    units = [list(range(i, min(i + together, count))) for i in range(0, count, together)]
+    if whole_groups:
+        units = members([s.group for s in samples])
     count = len(units)
     if even and units:
         units = units + [units[i % count] for i in range(-count % size)]

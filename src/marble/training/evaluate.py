@@ -119,6 +119,7 @@ def _draw_and_score(
         guidance=settings.guidance or rollout.guidance,
         batch_size=size,
         pool=None,
+        sde=rollout.sde,
     )
     tables = [mine.scores_Kn]
     for more in sets[1:]:  # in batches too: a reward's deadline is meant for one
