@@ -57,6 +57,7 @@ def settings(world, entry, *more):
         "rollout.batch_size=12",
         "eval.at_start=false",
         "eval.every=0",
+        "train.probe=0",  # some of these count their calls
         *more,
     ]
 
