@@ -94,7 +94,7 @@ def _train(
         else:
             recorder.fresh = True
         return _loop(recipe, trainer, recorder, processes, console)
-    except Exception as error:
+    except BaseException as error:  # whatever ends the run: its folder must not say "running"
         recorder.fail(trainer.step if trainer else 0)
         if isinstance(error, Diverged):
             raise MarbleError(f"{error}; {recorder.last_good}") from error
