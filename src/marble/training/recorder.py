@@ -29,7 +29,7 @@ from marble.training.display import Display
 from marble.training.evaluate import Evaluation, evaluate_policy
 from marble.training.folder import DISK_ERRORS, RunFolder, device_name, environment
 from marble.training.loop import Trainer
-from marble.training.metrics import JsonLines, Trackers
+from marble.training.metrics import JsonLines, Trackers, check_length, check_trackers
 from marble.training.processes import Processes
 
 Say = Callable[[str], None]
@@ -43,18 +43,21 @@ class Recorder:
         self.fresh = not resuming
         self._seconds_before = 0.0
         self._folder: RunFolder | None = None
+        self._damaged: dict[Path, str] = {}
         self._failure: MarbleError | None = None
         processes.from_main(self._begin)
 
     def _begin(self) -> None:
-        """Takes the folder. The recipe goes in first: from then on the run can be resumed."""
+        """Takes the folder. The recipe goes in first: from then on the run can be resumed.
+
+        A run to resume is only locked: nothing in it changes before `resume`.
+        """
         self._folder = RunFolder(self.path, resuming=not self.fresh)
+        if not self.fresh:
+            return
         try:
-            if self.fresh:
-                self._folder.write_text("config.yaml", self.recipe.dump())
-                self._open(0, {})
-            size = self.processes.size
-            self._folder.write_json("environment.json", environment(self.processes.device, size))
+            self._folder.write_text("config.yaml", self.recipe.dump())
+            self._open(0, {})
         except OSError as error:
             raise self.cannot_write(error) from error
 
@@ -66,21 +69,34 @@ class Recorder:
         assert self._folder is not None
         if not checkpoints(self._folder.checkpoints):
             say("there is no checkpoint yet: starting over")
-            self._open(0, {})
             return None
-        found, damaged = newest_complete(self._folder.checkpoints)
-        for path, problem in damaged.items():
-            say(f"passed over {path.name}: {problem}; kept as {set_aside(path).name}")
+        found, self._damaged = newest_complete(self._folder.checkpoints)
         return found
 
-    def resume(self, step: int, meta: dict[str, Any]) -> None:
-        """Takes the files back to where the checkpoint was made."""
-        self._seconds_before = meta["seconds"]
-        self.processes.from_main(lambda: self._open(step, meta))
+    def resume(self, step: int, meta: dict[str, Any], say: Say) -> None:
+        """Takes the files back to where the checkpoint was made: the resume has been accepted."""
+        self._seconds_before = meta.get("seconds", 0.0)
+        self.processes.from_main(lambda: self._take_back(step, meta, say))
+
+    def _take_back(self, step: int, meta: dict[str, Any], say: Say) -> None:
+        assert self._folder is not None
+        for name in ("metrics", "evals"):  # the last reasons to refuse
+            check_length(self.path / f"{name}.jsonl", meta.get(name, 0))
+        check_trackers(self.recipe.log.trackers)
+        try:
+            if not step:  # starting over: it is this recipe's run now
+                self._folder.write_text("config.yaml", self.recipe.dump())
+            for path, problem in self._damaged.items():
+                say(f"passed over {path.name}: {problem}; kept as {set_aside(path).name}")
+            self._open(step, meta)
+        except OSError as error:
+            raise self.cannot_write(error) from error
 
     def _open(self, step: int, meta: dict[str, Any]) -> None:
         """Opens all files, without what a run that was cut off wrote after `step`."""
         assert self._folder is not None
+        size = self.processes.size
+        self._folder.write_json("environment.json", environment(self.processes.device, size))
         self._folder.forget_after(step)
         self._metrics = JsonLines(self.path / "metrics.jsonl", meta.get("metrics", 0))
         self._evals = JsonLines(self.path / "evals.jsonl", meta.get("evals", 0))

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe
-from marble.training import fsdp, setup
-from marble.training.checkpoint import load_state
+from marble.training import fsdp, random_state, setup
+from marble.training.checkpoint import State, load_state
 from marble.training.display import Display
 from marble.training.folder import DISK_ERRORS
 from marble.training.guard import Diverged
@@ -76,18 +76,14 @@ def _train(
     trainer: Trainer | None = None
     try:
         checkpoint = recorder.find_checkpoint(say) if resume else None
+        state = processes.together(lambda: load_state(checkpoint)) if checkpoint else None
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
             parts = processes.together(lambda: build(recipe, processes.device, processes.size))
             trainer = Trainer(recipe, parts, processes)
-        if checkpoint is not None:
-            state = load_state(checkpoint)
-            # Trackers may draw random numbers as they open; the trainer's state comes after.
-            recorder.resume(state.meta["step"], state.meta["recorder"])
-            for note in trainer.load(state):
-                say(note)
-            say(f"resuming after step {trainer.step} from {checkpoint}")
-        else:
-            recorder.fresh = True
+        if resume:
+            _go_on(trainer, state, recorder, say)
+            if checkpoint is not None:
+                say(f"resuming after step {trainer.step} from {checkpoint}")
         return _loop(recipe, trainer, recorder, processes, console)
     except Exception as error:
         recorder.fail(trainer.step if trainer else 0)
@@ -100,6 +96,25 @@ def _train(
         if trainer is not None:
             trainer.close()
         recorder.close()
+
+
+def _go_on(
+    trainer: Trainer, state: State | None, recorder: Recorder, say: Callable[[str], None]
+) -> None:
+    """Takes trainer and folder back to a checkpoint, or to the start where there is none yet.
+
+    The trainer first: a state that does not fit is refused before a file of the run changes.
+    """
+    if state is None:
+        recorder.fresh = True
+        recorder.resume(0, {}, say)
+        return
+    notes = trainer.processes.together(lambda: trainer.load(state))
+    drawn = random_state.capture()  # trackers may draw random numbers as they open
+    recorder.resume(state.meta["step"], state.meta["recorder"], say)
+    random_state.restore(drawn)
+    for note in notes:
+        say(note)
 
 
 def _loop(
