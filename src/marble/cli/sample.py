@@ -35,7 +35,7 @@ def sample(
         typer.Option(help="dpm or euler; default: the recipe's. euler is diffusers' own."),
     ] = None,
     scale: Annotated[
-        int, typer.Option(min=1, help="Enlarge the PNGs so many times (nearest).")
+        int, typer.Option(min=1, max=64, help="Enlarge the PNGs so many times (nearest).")
     ] = 1,
     device: Device = None,
     as_json: Json = False,
@@ -50,8 +50,8 @@ def sample(
     """
     from marble.sampling import draw_prompts
 
-    if seed < 0:
-        raise MarbleError(f"--seed {seed}: must not be negative")
+    if not 0 <= seed < 2**63:
+        raise MarbleError(f"--seed {seed}: must be from 0 to 2^63 - 1")
     for prompt in prompts:
         if any("\ud800" <= c <= "\udfff" for c in prompt):
             raise MarbleError(f"prompt {prompt!a}: not text; is the terminal's encoding UTF-8?")

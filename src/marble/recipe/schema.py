@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import yaml
 from pydantic import Field, model_validator
 
 from marble.recipe.balance import Balance, Reward, Rewards, Stage
-from marble.recipe.base import Section
+from marble.recipe.base import FolderName, Section
 from marble.recipe.sections import Data, Eval, Log, Model, Objective, Optim, Rollout, Train
+from marble.recipe.yamlio import dump
 
 
 class Recipe(Section):
     """Everything a run is made of; validated before any model loads."""
 
-    name: str = Field(default="recipe", description="Name of the recipe.")
+    name: FolderName = Field(default="recipe", description="Name of the recipe.")
     description: str = Field(default="", description="One line on what it is for.")
     model: Model = Field(default=Model(), description="The model and its LoRA.")
     data: Data = Field(default=Data(), description="Prompts and groups.")
@@ -57,9 +57,7 @@ class Recipe(Section):
 
     def dump(self) -> str:
         """The resolved recipe as YAML; `load_recipe` of it gives an equal recipe."""
-        return yaml.safe_dump(
-            self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
-        )
+        return dump(self.model_dump(mode="json"), allow_unicode=True, width=100)
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:
