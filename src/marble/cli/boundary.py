@@ -42,8 +42,9 @@ def run(command: Callable[[], None]) -> None:
 
 def say(text: str) -> None:
     """One line on stderr, whatever the text holds."""
-    line = re.sub(r"[\x00-\x1f\x7f\u2028\u2029]+", " ", text).strip()
-    line = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text).strip()
+    if len(line) > LONGEST:  # what to do stands at the end
+        line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
     where = f"process {_rank()}: " if _rank() else ""
     print(f"marble: {where}{line}".encode(errors="backslashreplace").decode(), file=sys.stderr)
 

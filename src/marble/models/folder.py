@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,10 @@ def find_local(path: str, revision: str | None = None) -> Path:
         if not (folder / "model_index.json").is_file():
             raise MarbleError("the studio model is not in this install; run `make studio`")
         return folder
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
+    with suppress(OSError, RuntimeError, ValueError):  # a name that no folder can have
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            return folder
     is_hub_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
     if not is_hub_id:
         raise MarbleError(f"model.path: no such folder: {path}")
