@@ -58,6 +58,7 @@ def sample(
     overrides = [] if sampler is None else [f"eval.sampler={sampler}"]
     policy = find_policy(target, recipe, overrides)
     device = check_device(device)
+    policy.warn()
     make_folder(out)
     with stdout_kept(as_json):
         files = draw_prompts(
@@ -71,7 +72,7 @@ def sample(
             device=device,
         )
     if as_json:
-        print_json({"files": [str(f) for f in files], "model": policy.label})
+        print_json({"files": [str(f) for f in files], **policy.record()})
     else:
         for file in files:
             typer.echo(file)

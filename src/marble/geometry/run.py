@@ -39,6 +39,7 @@ def measure_run(
         "method": recipe.balance.method,
         "base": base,
         "step": place.step,
+        "passed_over": place.passed_over,
         "rewards": names,
         "settings": {
             "batches": batches,

@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
-    def construct_scalar(self, node: yaml.ScalarNode) -> str:
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
         text = str(super().construct_scalar(node))
         if _NO_TEXT.search(text):
             raise RecipeError(f"{_place(node)}: {text[:40]!a} holds a character that is no text")

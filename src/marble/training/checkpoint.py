@@ -131,6 +131,12 @@ def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def step_of(checkpoint: Path) -> int | None:
+    """The step in a checkpoint's name."""
+    digits = checkpoint.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() else None
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Checkpoint folders, oldest first, complete or not."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())

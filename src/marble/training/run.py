@@ -11,6 +11,7 @@ from rich.console import Console
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe
+from marble.recipe.trust import remember
 from marble.training import fsdp, random_state, setup
 from marble.training.checkpoint import State, load_state
 from marble.training.display import Display
@@ -72,6 +73,8 @@ def _train(
 
     processes.together(lambda: check(recipe))  # before there is a folder
     fsdp.check(recipe, processes.size)
+    if processes.is_main:
+        remember(recipe)  # what this account trains with, it need not be asked about again
     recorder = Recorder(recipe, out, processes, resuming=resume)
     trainer: Trainer | None = None
     try:
