@@ -71,6 +71,7 @@ class Trainer:
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
         progress = self._compare(samples, gathered.rewards_KN.numpy())
         skips, self.warnings = self._look_at_rewards(skipped)
+        self._canaries = rollout.canaries(self.processes)
         since = self.epoch - self.recipe.balance.progress.window
         if progress and since >= 0 and since % _DOUBT_EVERY == 0:
             self.warnings += self.balancer.harmoniser.doubts()
@@ -222,7 +223,7 @@ class Trainer:
         row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
-        row |= rollout.canaries
+        row |= self._canaries
 
     def _sampler(self) -> GroupSampler:
         return next(s for start, s in reversed(self.parts.samplers) if start <= self.step)

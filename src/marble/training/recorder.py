@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +28,13 @@ from marble.training.checkpoint import (
 from marble.training.closing import closing_table, write_model_card
 from marble.training.display import Display
 from marble.training.evaluate import Evaluation, evaluate_policy
-from marble.training.folder import DISK_ERRORS, RunFolder, device_name, environment
+from marble.training.folder import (
+    DISK_ERRORS,
+    RunFolder,
+    device_name,
+    environment,
+    mark_failed,
+)
 from marble.training.loop import Trainer
 from marble.training.metrics import JsonLines, Trackers, check_length, check_trackers
 from marble.training.processes import Processes
@@ -188,6 +195,12 @@ class Recorder:
             with suppress(OSError):
                 self._write_status("failed", step)
 
+    def fail_alone(self) -> None:
+        """The same where the main process may be gone: its lock is free then."""
+        if self._folder is None:
+            with suppress(OSError, ValueError, MarbleError):
+                mark_failed(self.path)
+
     @property
     def last_good(self) -> str:
         """Words on where the run can be resumed from."""
@@ -222,6 +235,10 @@ class Recorder:
         """Writes, on the main process. A failure waits until all can hear of it, in `_settle`;
         meanwhile the main process must not stay away from what they do together."""
         if self._folder is None or self._failure is not None:
+            return
+        if not self.path.is_dir():  # writing would begin another folder under a lost mount
+            gone = OSError(errno.ENOENT, "the folder is gone")
+            self._failure = self.cannot_write(gone)
             return
         try:
             write()

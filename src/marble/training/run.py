@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from marble.errors import MarbleError
+from marble.errors import LostProcess, MarbleError
 from marble.recipe import Recipe
 from marble.recipe.trust import remember
 from marble.training import fsdp, random_state, setup
@@ -19,7 +20,7 @@ from marble.training.folder import DISK_ERRORS
 from marble.training.guard import Diverged
 from marble.training.loop import Trainer
 from marble.training.memory import is_out_of_memory, out_of_memory
-from marble.training.processes import Processes
+from marble.training.processes import Processes, is_lost
 from marble.training.recorder import Recorder
 from marble.training.stop import StopRequest
 
@@ -48,6 +49,7 @@ def train(
     `check` and `build` may come from elsewhere, for a model or prompts that no recipe can name.
     """
     processes = Processes(device)
+    resume = processes.from_main(lambda: resume or _restarted(recipe, out))
     console = console or Console(stderr=True, quiet=not processes.is_main)
     try:
         return _train(recipe, out, resume, processes, console, check, build)
@@ -57,6 +59,19 @@ def train(
         raise
     finally:
         processes.close()
+
+
+def _restarted(recipe: Recipe, out: Path) -> bool:
+    """Whether a launcher that restarts its processes has started this very run before.
+
+    It gives every start the same words; those of the first one would be refused by the second.
+    """
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return False
+    try:
+        return (out / "config.yaml").read_text(encoding="utf-8") == recipe.dump()
+    except (OSError, ValueError):
+        return False
 
 
 def _train(
@@ -90,6 +105,13 @@ def _train(
         return _loop(recipe, trainer, recorder, processes, console)
     except Exception as error:
         recorder.fail(trainer.step if trainer else 0)
+        if processes.size > 1 and is_lost(error):
+            recorder.fail_alone()
+            raise LostProcess(
+                "another process of the run is gone (killed, or its machine was lost); "
+                f"{recorder.last_good}. Go on with `marble train --resume {out}`; under "
+                "`torchrun --max-restarts` the launcher does so itself"
+            ) from error
         if isinstance(error, Diverged):
             raise MarbleError(f"{error}; {recorder.last_good}") from error
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
