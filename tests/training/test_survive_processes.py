@@ -78,7 +78,7 @@ def assert_same(a, b):
         statistics = [key for key in x if key.startswith("canary/")]
         assert len(statistics) == 7 and statistics == [k for k in y if k.startswith("canary/")]
         for key in statistics:  # of all pictures, whoever drew them
-            assert x[key] == pytest.approx(y[key], abs=1e-3), (x["step"], key)
+            assert x[key] == pytest.approx(y[key], abs=1e-6), (x["step"], key)
     (tensors_a, _), (tensors_b, _) = final_state(a), final_state(b)
     checked = 0
     for name, tensor in tensors_a.items():

@@ -191,7 +191,7 @@ class Recorder:
 
     def fail(self, step: int) -> None:
         """Marks the run as failed, where that can still be written."""
-        if self._folder is not None and hasattr(self, "_metrics"):
+        if self._folder is not None and hasattr(self, "_metrics") and self.path.is_dir():
             with suppress(OSError):
                 self._write_status("failed", step)
 
