@@ -15,10 +15,8 @@ from _literal import (
     run_step,
 )
 
-from marble.balance.gates import dropout
-from marble.harmonise import debiased_gram, min_norm_point
+from marble.harmonise import debiased_gram, get_rule, min_norm_point
 from marble.jacobian.linear import PerSampleLinear
-
 
 SEED = 3
 
@@ -94,7 +92,7 @@ def test_micro_batches_are_dealt_to_the_halves_in_turn(model):
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.9])
 def test_dropout_at_any_rate(rate):
     """Each of five rewards sits out `rate` of the steps, but for steps that would have nobody."""
-    gate = dropout(5, rate, seed=3)
+    gate = get_rule("dropout", rate=rate).gate(5, 3)
     kept = np.array([gate(step) for step in range(4000)])
     wanted = 1 - rate + rate**5 / 5  # one of the five stays where all would sit out
     np.testing.assert_allclose(kept.mean(0), wanted, atol=0.035)

@@ -38,7 +38,7 @@ def test_eval_says_which_and_why(marble, two, damaged):
     }
     assert "step-000002 is passed over (state/ema.safetensors is damaged" in result.err
     assert "using step 1" in result.err
-    assert "step 1: held-out prompts" in marble("eval", damaged).out
+    assert "step-000001: held-out prompts" in marble("eval", damaged).out
     assert json.loads(marble("eval", "base", "--recipe", damaged, "--json").out)["step"] is None
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import yaml
 
 from marble.errors import MarbleError
 from marble.models.folder import pipeline_index
@@ -111,6 +112,40 @@ def test_sample_compare_report_and_recipes_run_nothing(marble, theirs, tmp_path)
     assert marble("report", run).status == 0
     assert marble("recipes", run).status == 0
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("section", [("objective", "name"), ("balance", "method")], ids="-".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recipes", "RUN"),
+        ("doctor", "RUN"),
+        ("eval", "RUN"),
+        ("sample", "RUN", "a cat"),
+        ("geometry", "RUN"),
+        ("train", "--resume", "RUN"),
+        ("train", "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_objectives_and_rules_of_a_run_folder_ask_before_they_are_read(
+    marble, trained, tmp_path, monkeypatch, words, section
+):
+    """They are imported to check the recipe: every verb that reads one would run them."""
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(trained, tmp_path / "theirs")
+    mark = tmp_path / "ran.txt"
+    (tmp_path / "plug.py").write_text(EVIL.format(mark=str(mark)))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config[section[0]][section[1]] = f"{tmp_path}/plug.py:Thing"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    result = marble(*(word.replace("RUN", str(run)) for word in words))
+    assert result.status == 2 and not mark.exists()
+    assert "plug.py:Thing" in result.err and "--trust" in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    if words[0] == "eval":  # with it, the file runs (and holds no such class)
+        assert "has no 'Thing'" in marble("eval", run, "--trust").err
+        assert mark.exists()
 
 
 @pytest.mark.parametrize(

@@ -182,4 +182,4 @@ def _require_trust(recipe: str | None, overrides: list[str], trust: bool) -> Non
     from marble.recipe.trust import require_trust
 
     if recipe is not None:
-        require_trust(load_recipe(recipe, overrides), recipe, overrides, trust)
+        require_trust(load_recipe(recipe, overrides, trust=trust), recipe, overrides, trust)

@@ -108,22 +108,24 @@ class Policy:
         }
 
 
-def find_policy(target: str, recipe: str | None, overrides: list[str]) -> Policy:
+def find_policy(
+    target: str, recipe: str | None, overrides: list[str], *, trust: bool = False
+) -> Policy:
     """`base`, a run folder, or a LoRA file or folder."""
     if target == "base":
-        return Policy(load_recipe(recipe or "studio", overrides), None, "base")
+        return Policy(load_recipe(recipe or "studio", overrides, trust=trust), None, "base")
     path = Path(target)
     if (path / "config.yaml").is_file():
-        from marble.training.checkpoint import newest_complete, step_of
+        from marble.training.checkpoint import best_complete, step_of
 
-        chosen = load_recipe(recipe or str(path / "config.yaml"), overrides)
-        checkpoint, damaged = newest_complete(path / "checkpoints")
+        chosen = load_recipe(recipe or str(path / "config.yaml"), overrides, trust=trust)
+        checkpoint, damaged = best_complete(path / "checkpoints")
         passed_over = {passed.name: problem for passed, problem in damaged.items()}
-        step = step_of(checkpoint)
-        return Policy(chosen, checkpoint / "lora", path.resolve().name, step, passed_over)
+        label = f"{path.resolve().name}, {checkpoint.name}"
+        return Policy(chosen, checkpoint / "lora", label, step_of(checkpoint), passed_over)
     is_file = path.is_file() and path.suffix == ".safetensors"
     if is_file or any(path.glob("*.safetensors")):
-        return Policy(load_recipe(recipe or "studio", overrides), path, path.stem)
+        return Policy(load_recipe(recipe or "studio", overrides, trust=trust), path, path.stem)
     what = "there is no such file or folder" if not path.exists() else "holds no run and no LoRA"
     raise MarbleError(
         f"{target}: {what}; give `base`, a run folder or a LoRA (a folder with "

@@ -47,7 +47,7 @@ def evaluate(
     from marble.recipe.trust import require_trust
     from marble.training.measure import measure
 
-    policy = find_policy(target, recipe, overrides or [])
+    policy = find_policy(target, recipe, overrides or [], trust=trust)
     require_trust(policy.recipe, recipe or target, overrides or [], trust)
     device = check_device(device)
     if _is_main():
@@ -63,8 +63,7 @@ def evaluate(
         print_json(record)
         return
     sources = list(record["by_source"])
-    which = policy.label if policy.step is None else f"{policy.label}, step {policy.step}"
-    table = Table(title=f"{which}: held-out prompts, fixed seeds", box=None, padding=(0, 2))
+    table = Table(title=f"{policy.label}: held-out prompts, fixed seeds", box=None, padding=(0, 2))
     table.add_column("score")
     for heading in ("mean", "95 % interval", "n", *sources):
         table.add_column(heading, justify="right")

@@ -52,7 +52,7 @@ def geometry(
         raise MarbleError(f"--target {target}: must be full or reward")
     device = check_device(device)
     if (run / "config.yaml").is_file():
-        require_trust(load_recipe(run), run, [], trust)
+        require_trust(load_recipe(run, trust=trust), run, [], trust)
     if out is not None:
         make_folder(out.parent)
     with stdout_kept(as_json), Progress(console=Console(stderr=True), transient=True) as shown:
@@ -64,6 +64,7 @@ def geometry(
             target=target,  # type: ignore[arg-type]
             seed=seed,
             device=device,
+            trust=trust,
             progress=lambda done: shown.update(bar, completed=done),
         )
     for name, problem in record["passed_over"].items():

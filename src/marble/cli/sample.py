@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import check_device, find_policy, make_folder, print_json, stdout_kept
-from marble.cli.options import Device, Json
+from marble.cli.options import Device, Json, Trust
 from marble.errors import MarbleError
 
 
@@ -39,6 +39,7 @@ def sample(
     ] = 1,
     device: Device = None,
     as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Draw pictures with a trained or an untouched model.
 
@@ -56,7 +57,7 @@ def sample(
         if any("\ud800" <= c <= "\udfff" for c in prompt):
             raise MarbleError(f"prompt {prompt!a}: not text; is the terminal's encoding UTF-8?")
     overrides = [] if sampler is None else [f"eval.sampler={sampler}"]
-    policy = find_policy(target, recipe, overrides)
+    policy = find_policy(target, recipe, overrides, trust=trust)
     device = check_device(device)
     policy.warn()
     make_folder(out)

@@ -48,10 +48,10 @@ def train(
             raise MarbleError("--resume takes the recipe and the folder of the run it goes on with")
         if not (resume / "config.yaml").is_file():
             raise MarbleError(f"{resume}: not a run folder (it has no config.yaml)")
-        recipe = load_recipe(str(resume / "config.yaml"), overrides)
+        recipe = load_recipe(str(resume / "config.yaml"), overrides, trust=trust)
         folder = resume
     else:
-        recipe = load_recipe(name or "studio", overrides)
+        recipe = load_recipe(name or "studio", overrides, trust=trust)
         folder = out or Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     require_trust(recipe, resume or name, overrides, trust)

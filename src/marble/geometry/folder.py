@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from marble.balance.settings import MERGED
 from marble.errors import MarbleError
 from marble.evaluation.reading import numbers, step_of
 from marble.evaluation.runs import read_jsonl
@@ -43,12 +42,12 @@ class Place:
         return 0 if self.state is None else int(self.state.meta["epoch"])
 
 
-def open_run(folder: Path, *, base: bool = False) -> Place:
+def open_run(folder: Path, *, base: bool = False, trust: bool = False) -> Place:
     """The run in `folder` at its newest whole checkpoint, or before its first step."""
     if not (folder / "config.yaml").is_file():
         what = "not a run folder (it has no config.yaml)" if folder.is_dir() else "no such folder"
         raise MarbleError(f"{folder}: {what}; give the folder of a run, such as runs/mine")
-    recipe = load_recipe(str(folder / "config.yaml"))
+    recipe = load_recipe(str(folder / "config.yaml"), trust=trust)
     state: State | None = None
     damaged: dict[Path, str] = {}
     if not base:
@@ -87,7 +86,7 @@ def _columns(rows: list[dict[str, Any]], keys: list[str]) -> np.ndarray:
 
 def _own_coefficients(recipe: Recipe, rows: list[dict[str, Any]]) -> np.ndarray | None:
     """Mean coefficients; a run that merged its rewards before the gradient has none."""
-    if recipe.balance.method in MERGED or not rows:
+    if recipe.balance.rule.merges or not rows:
         return None
     mean = _columns(rows, [f"coefficient/{name}" for name in recipe.rewards.names]).mean(0)
     return mean if mean.sum() > 0 and (mean >= 0).all() else None

@@ -12,10 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from marble.errors import RecipeError
+from marble.errors import MarbleError, RecipeError
+from marble.plugins import guarded
 from marble.recipe.balance import Rewards
 from marble.recipe.explain import explain, nearest
-from marble.recipe.schema import Recipe
+from marble.recipe.schema import Recipe, recipe_class
+from marble.recipe.trust import guard_of
 from marble.recipe.yamlio import parse, read
 
 MOST_PARTS = 20
@@ -31,17 +33,23 @@ def list_recipes() -> dict[str, str]:
     return found
 
 
-def load_recipe(name_or_path: str | Path = "studio", overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    name_or_path: str | Path = "studio", overrides: Sequence[str] = (), *, trust: bool = False
+) -> Recipe:
     """The validated recipe of that name or file, with `a.b=value` overrides applied.
 
     A file may say `extends: other` (a shipped name, or a path relative to itself): its keys are
     laid over the other's, mappings key by key, lists as a whole. `rewards.add` and
     `rewards.drop` change the inherited list of training rewards without repeating it.
+
+    An objective or a rule of one's own is imported here. Where a run folder names it, only if
+    this account has trained with it, or with `trust`.
     """
     path = _find(str(name_or_path))
     raw = _read(path, seen=())
     raw["name"] = raw.get("name", re.sub(r"^\.+|[\\\x00-\x1f\x7f]", "", path.stem)[:100])
-    return recipe_from(raw, overrides, where=str(name_or_path))
+    with guarded(guard_of(name_or_path, overrides, trust)):
+        return recipe_from(raw, overrides, where=str(name_or_path))
 
 
 def recipe_from(
@@ -52,9 +60,13 @@ def recipe_from(
     for override in overrides:
         merged = _override(merged, override)
     try:
-        return Recipe.model_validate(merged)
+        model = recipe_class(merged)
+    except MarbleError as error:
+        raise RecipeError(f"{where}: objective.name: {error}") from None
+    try:
+        return model.model_validate(merged)
     except ValidationError as error:
-        raise RecipeError(f"{where}: {explain(error, merged)}") from None
+        raise RecipeError(f"{where}: {explain(error, merged, model)}") from None
 
 
 def _shipped() -> Path:

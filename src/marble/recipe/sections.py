@@ -5,6 +5,7 @@ Defaults are the published recipe for Stable Diffusion 3.5 Medium where there is
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -23,6 +24,7 @@ from marble.recipe.base import (
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Sampler = Literal["dpm", "euler"]
+RolloutSampler = Literal["dpm", "euler", "sde"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -102,28 +104,6 @@ class Data(Section):
         return {k: {"path": v} if isinstance(v, str) else v for k, v in value.items()}
 
 
-class Objective(Section):
-    name: Literal["nft"] = Field(default="nft", description="The loss: DiffusionNFT.")
-    form: Literal["adaptive", "plain"] = Field(
-        default="adaptive",
-        description="Self-normalised loss as trained in public code, or the equation.",
-    )
-    beta: Positive = Field(
-        default=0.1, description="Strength of the implicit positive/negative policies."
-    )
-    a_max: Positive = Field(default=5.0, description="Advantage at which r reaches 0 or 1.")
-    advantage_std: Literal["batch", "group"] = Field(
-        default="batch", description="Divide by the reward's std over the epoch, or over the group."
-    )
-    kl: NonNegative = Field(
-        default=1e-4, description="Weight of ‖v_θ − v_ref‖², outside the balance."
-    )
-    kl_every: PositiveInt = Field(
-        default=1,
-        description="Compute the KL on every m-th timestep and weight it by m (unbiased).",
-    )
-
-
 class OldDecay(Section):
     """d(n) = min(initial + rate · max(0, n − start), cap); v_old ← d·v_old + (1−d)·v_θ."""
 
@@ -137,8 +117,22 @@ class OldDecay(Section):
         return min(self.initial + self.rate * max(0, epoch - self.start), self.cap)
 
 
+class Sde(Section):
+    """Euler–Maruyama steps of the flow's reverse SDE, with diffusion g² = noise²·σ/(1−σ)."""
+
+    noise: Positive = Field(default=0.7, description="Noise level of a step.")
+    window: PositiveInt | None = Field(
+        default=None,
+        description="So many consecutive steps have noise, where they begin drawn for each prompt; "
+        "the others are Euler's. null: all steps.",
+    )
+
+
 class Rollout(Section):
-    sampler: Sampler = Field(default="dpm", description="DPM-Solver++ 2M, or Euler.")
+    sampler: RolloutSampler = Field(
+        default="dpm", description="DPM-Solver++ 2M, Euler, or `sde`: with noise at every step."
+    )
+    sde: Sde = Field(default=Sde(), description="Settings of the sampler `sde`.")
     steps: PositiveInt = Field(
         default=25, description="Sampling steps; training uses the same timesteps."
     )
@@ -162,6 +156,11 @@ class Optim(Section):
         default=1.0, description="Largest gradient norm; null: no clip."
     )
     warmup_steps: Count = Field(default=0, description="Steps over which lr rises linearly from 0.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        default="constant",
+        description="lr after the warm-up: stays, or falls to 0 at the last step by half a cosine "
+        "or a line.",
+    )
     ema_cap: Decay = Field(
         default=0.9, description="Weight EMA decay is min((1+n)/(10+n), cap); 0 turns it off."
     )
@@ -170,9 +169,14 @@ class Optim(Section):
         """Decay of the weight EMA after `step` optimiser steps."""
         return min((1 + step) / (10 + step), self.ema_cap)
 
-    def lr_at(self, step: int) -> float:
-        """Learning rate of optimiser step `step` (the first is 0)."""
-        return self.lr * min(1.0, (step + 1) / (self.warmup_steps + 1))
+    def lr_at(self, step: int, steps: int) -> float:
+        """Learning rate of optimiser step `step` (the first is 0) of `steps`."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / (self.warmup_steps + 1)
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+        return self.lr * (1 - done) if self.schedule == "linear" else self.lr
 
 
 class Train(Section):
@@ -196,7 +200,24 @@ class Train(Section):
     checkpoint_every: Count = Field(
         default=50, description="Steps between checkpoints; 0: at the end."
     )
-    keep_checkpoints: PositiveInt = Field(default=2, description="Newest checkpoints kept.")
+    keep_checkpoints: PositiveInt = Field(
+        default=2, description="Newest checkpoints kept, besides the best."
+    )
+    probe: Count = Field(
+        default=96,
+        description="Held-out pictures by which training watches itself, two per prompt; 0: none.",
+    )
+    probe_every: PositiveInt = Field(default=10, description="Steps between looks at the probe.")
+    best_by: Literal["worst", "mean"] = Field(
+        default="worst",
+        description="`checkpoints/best`: by the least relative gain of a trained reward on the "
+        "probe, or by their mean.",
+    )
+    on_collapse: Literal["warn", "stop", "rollback"] = Field(
+        default="warn",
+        description="When the probe falls clearly below its best: say so, stop, or go back to the "
+        "best checkpoint with half the learning rate.",
+    )
     overlap_rewards: bool = Field(
         default=True, description="Score a batch while the next is sampled."
     )

@@ -10,7 +10,10 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.evaluation.reading import parse_json
+from marble.plugins import guarded
 from marble.recipe import Recipe
+from marble.recipe.load import recipe_from
+from marble.recipe.trust import refuse_all
 from marble.recipe.yamlio import read
 from marble.training.checkpoint import step_name
 
@@ -32,7 +35,8 @@ def take_base(recipe: Recipe, device: str, source: Path, into: Path) -> dict[str
         on = json.loads((source / "environment.json").read_text())["device"]
         lines = (source / "evals.jsonl").read_text().splitlines()
         record: dict[str, Any] = dict(parse_json(lines[0]))
-        known = Recipe.model_validate(theirs)
+        with guarded(refuse_all(source)):
+            known = recipe_from(theirs)
     except (OSError, ValueError, TypeError, KeyError, IndexError, MarbleError) as error:
         return f"{source}: no evaluation to take over ({error})"
     if not has_base(source) or record.get("policy") != "base":

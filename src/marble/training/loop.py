@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import torch
 from marble.advantage import gather_rewards
 from marble.balance import Batch, StepReport
 from marble.data import GroupSampler, Sample
+from marble.evaluation.canaries import diversity
 from marble.models import lora
 from marble.recipe import Recipe
 from marble.training import random_state, state
 from marble.training.checkpoint import State
+from marble.training.evaluate import evaluate_policy
 from marble.training.guard import Guard
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.processes import Processes
@@ -24,9 +28,21 @@ from marble.training.rollout import Rollout, make_rollout
 from marble.training.rows import step_row
 from marble.training.setup import Parts
 from marble.training.twins import base_scores, choose
+from marble.training.watch import Look, Watch
 
-# Epochs between reminders that a reward hardly counts; the first comes once the window is full.
-_DOUBT_EVERY = 50
+
+@dataclass(frozen=True)
+class Epoch:
+    """All samples of an epoch, this process's pictures of them, and everyone's advantages.
+
+    local: where this process's samples stand among all of them.
+    """
+
+    samples: list[Sample]
+    rollout: Rollout
+    batch: Batch
+    rewards_KN: torch.Tensor
+    local: torch.Tensor
 
 
 class Trainer:
@@ -39,11 +55,19 @@ class Trainer:
         self.ema = parts.adapter.lora_state()
         self.guard = Guard(fp16=parts.adapter.precision is torch.float16)
         self.balancer.scale = self.guard.scale
+        self.watch = Watch(
+            recipe.rewards.names,
+            [s.prompt.text for s in parts.probe_samples],
+            counted=recipe.trained_rewards,
+            criterion=recipe.train.best_by,
+        )
+        self.lr_scale = 1.0
+        """Halved by each return to the best checkpoint."""
         self.step = self.epoch = 0
         self.settings = Settings(
             seed=recipe.train.seed,
             batch_size=recipe.train.batch_size,
-            timesteps=recipe.timesteps_per_sample,
+            pairs=self.balancer.objective.pairs(recipe),
             kl=recipe.objective.kl,
             kl_every=recipe.objective.kl_every,
         )
@@ -60,8 +84,32 @@ class Trainer:
 
     def run_epoch(self) -> list[dict[str, Any]]:
         """One rollout and the optimiser steps on it; a row of metrics for each step."""
-        samples = self._sampler().epoch(self.epoch)
         skipped = dict(self.parts.rewards.skipped)
+        epoch = self.draw(self._sampler().epoch(self.epoch))
+        seen = self._observe_pairs(epoch)
+        skips, self.warnings = self._look_at_rewards(skipped)
+        self._canaries = epoch.rollout.canaries(self.processes)
+        if seen:
+            self.warnings += self.balancer.harmoniser.doubts(self.epoch)
+        rows: list[dict[str, Any]] = []
+        train = self.recipe.train
+        # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.
+        followed = self.recipe.rollout.old_decay.at(self.epoch) == 0
+        for inner in range(train.inner_epochs):
+            for chosen in self.split(epoch, self.epoch, inner):
+                if self.finished:
+                    break
+                row = self._optimise(epoch, chosen, inner, followed and not rows)
+                rows.append(row | skips | seen)
+                seen = {}
+        self.epoch += 1
+        self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
+        self.last = (epoch.rollout, epoch.batch)
+        self.scored = (epoch.samples, epoch.rewards_KN)
+        return rows
+
+    def draw(self, samples: list[Sample]) -> Epoch:
+        """Pictures of all `samples`, each on one process, their scores and advantages."""
         rollout = self.processes.together(lambda: self.rollout(samples))
         gathered = gather_rewards(
             rollout.scores_Kn,
@@ -69,47 +117,33 @@ class Trainer:
             np.array([s.index for s in rollout.samples], dtype=np.int64),
         )
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
-        progress = self._compare(samples, gathered.rewards_KN.numpy())
-        skips, self.warnings = self._look_at_rewards(skipped)
-        self._canaries = rollout.canaries(self.processes)
-        since = self.epoch - self.recipe.balance.progress.window
-        if progress and since >= 0 and since % _DOUBT_EVERY == 0:
-            self.warnings += self.balancer.harmoniser.doubts()
-        rows: list[dict[str, Any]] = []
-        train = self.recipe.train
-        # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.
-        followed = self.recipe.rollout.old_decay.at(self.epoch) == 0
-        for inner in range(train.inner_epochs):
-            for chosen in split_epoch(
-                batch.size, train.steps_per_epoch, train.seed, self.epoch, inner
-            ):
-                if self.finished:
-                    break
-                row = self._optimise(
-                    samples, rollout, batch, gathered.local_n, chosen, inner, followed and not rows
-                )
-                rows.append(row | skips | progress)
-                progress = {}
-        self.epoch += 1
-        self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
-        self.last = (rollout, batch)
-        self.scored = (samples, gathered.rewards_KN)
-        return rows
+        return Epoch(samples, rollout, batch, gathered.rewards_KN, gathered.local_n)
 
-    def _compare(self, samples: list[Sample], rewards_KN: np.ndarray) -> dict[str, float]:
-        """Draws some of the epoch's pictures from the base too, and shows the twins to the balance.
-        The first epoch's are their own twins."""
-        balance = self.recipe.balance
-        if self.step == 0 or not (balance.measures_progress and balance.progress.twins):
+    def split(self, epoch: Epoch, number: int, inner: int) -> Iterator[np.ndarray]:
+        """The epoch's sample positions, dealt to its optimiser steps."""
+        return split_epoch(
+            epoch.batch.size,
+            self.recipe.train.steps_per_epoch,
+            self.settings.seed,
+            number,
+            inner,
+            together=self.balancer.objective.together,
+        )
+
+    def _observe_pairs(self, epoch: Epoch) -> dict[str, float]:
+        """Draws some of the epoch's pictures from the base too, where the rule asks for such pairs.
+        Before the first step both would be the same."""
+        count = self.balancer.harmoniser.paired
+        if self.step == 0 or not count:
             return {}
         started = time.perf_counter()
-        at = choose(samples, balance.progress.twins)
-        twins = [samples[i] for i in at]
-        base_Kn = base_scores(self.adapter, self.parts.rewards, twins, self.recipe, self.processes)
-        progress_K, trust_K = self.balancer.harmoniser.compare(rewards_KN[:, at], base_Kn)
+        at = choose(epoch.samples, count)
+        chosen = [epoch.samples[i] for i in at]
+        base_Kn = base_scores(self.adapter, self.parts.rewards, chosen, self.recipe, self.processes)
+        found = self.balancer.harmoniser.observe_pairs(epoch.rewards_KN.numpy()[:, at], base_Kn)
         row: dict[str, float] = {}
-        for name, p, trust in zip(self.recipe.rewards.names, progress_K, trust_K):
-            row |= {f"progress/{name}": float(p), f"progress_trust/{name}": float(trust)}
+        for k, name in enumerate(self.recipe.rewards.names):
+            row |= {f"{key}/{name}": float(values[k]) for key, values in found.items()}
         return row | {"time/twins": time.perf_counter() - started}
 
     def rollout(self, samples: list[Sample]) -> Rollout:
@@ -118,14 +152,44 @@ class Trainer:
         return make_rollout(
             self.adapter,
             self.parts.rewards,
-            self.processes.mine(samples),
+            self.processes.mine(samples, together=self.balancer.objective.together),
             policy="old",
             steps=settings.steps,
             sampler=settings.sampler,
             guidance=settings.guidance,
             batch_size=settings.batch_size,
             pool=self._pool,
+            sde=settings.sde,
+            keep_path=self.balancer.objective.keeps_path,
         )
+
+    # -- the probe ----------------------------------------------------------------------------
+
+    def start_watch(self) -> None:
+        """Scores the untouched model on the probe."""
+        if self.parts.probe_samples:
+            self.watch.start(*self._probe("base"))
+
+    def look(self) -> Look | None:
+        """How the model stands on the probe; None where nothing is watched."""
+        return self.watch.look(self.step, *self._probe("trained")) if self.watch.started else None
+
+    def _probe(self, policy: str) -> tuple[np.ndarray, float]:
+        """Scores [K, n] of the probe's pictures, and how much those of one prompt differ."""
+        adapter, samples = self.adapter, self.parts.probe_samples
+        average = policy == "trained" and self.recipe.eval.ema
+        with adapter.swapped(self.ema if average else adapter.lora_state()):
+            found = evaluate_policy(
+                adapter,
+                [self.parts.rewards.unwatched()],
+                samples,
+                self.recipe,
+                self.processes,
+                policy="default" if policy == "trained" else "base",
+            )
+        scores = np.stack([found.scores[name] for name in self.recipe.rewards.names])
+        spread = diversity(found.images.numpy(), [s.group for s in samples])
+        return scores, float(np.mean(spread))
 
     def _look_at_rewards(self, before: dict[str, int]) -> tuple[dict[str, int], list[str]]:
         """How many samples each reward skipped, and what looked wrong, on all processes."""
@@ -142,33 +206,23 @@ class Trainer:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def _optimise(
-        self,
-        samples: list[Sample],
-        rollout: Rollout,
-        batch: Batch,
-        local: torch.Tensor,
-        chosen: np.ndarray,
-        inner: int,
-        on_policy: bool,
-    ) -> dict[str, Any]:
-        started = time.perf_counter()
-        positions = torch.from_numpy(chosen)
-        here = torch.isin(local, positions).nonzero().flatten()
+    def gradient(
+        self, epoch: Epoch, chosen: np.ndarray, step: int, inner: int, *, on_policy: bool
+    ) -> StepReport:
+        """Leaves the gradient of a step on the samples at `chosen` in `.grad`; takes no step."""
+        rollout, positions = epoch.rollout, torch.from_numpy(chosen)
+        here = torch.isin(epoch.local, positions).nonzero().flatten()
         part = Part(
             [rollout.samples[i] for i in here.tolist()],
             rollout.latents[here.to(rollout.latents.device)],
-            torch.searchsorted(positions, local[here]),
+            {name: kept[here.to(kept.device)] for name, kept in rollout.kept.items()},
+            torch.searchsorted(positions, epoch.local[here]),
         )
-        selected = batch.select(positions)
-        optimizer, step = self.parts.optimizer, self.step
-        optimizer.zero_grad(set_to_none=True)
-        for group in optimizer.param_groups:
-            group["lr"] = self.recipe.optim.lr_at(step)
-        report = take_step(
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        return take_step(
             self.adapter,
             self.balancer,
-            selected,
+            epoch.batch.select(positions),
             part,
             self.sigmas,
             self.settings,
@@ -176,11 +230,20 @@ class Trainer:
             inner=inner,
             on_policy=on_policy,
         )
-        applied = self._apply(report, [samples[i] for i in chosen])
+
+    def _optimise(
+        self, epoch: Epoch, chosen: np.ndarray, inner: int, on_policy: bool
+    ) -> dict[str, Any]:
+        started = time.perf_counter()
+        optimizer, step = self.parts.optimizer, self.step
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr_scale * self.recipe.optim.lr_at(step, self.recipe.train.steps)
+        report = self.gradient(epoch, chosen, step, inner, on_policy=on_policy)
+        applied = self._apply(report, [epoch.samples[i] for i in chosen])
         self.step += 1
         row = step_row(
             self.recipe.rewards.names,
-            batch,
+            epoch.batch,
             report,
             applied=applied,
             step=step,
@@ -196,7 +259,8 @@ class Trainer:
         self.warnings += self.guard.spikes(report)
         if self.warnings:
             row["notes"] = row.get("notes", []) + self.warnings
-        self._add_rollout(row, rollout, part, seconds)
+        here = int(torch.isin(epoch.local, torch.from_numpy(chosen)).sum())
+        self._add_rollout(row, epoch.rollout, here, seconds)
         return row
 
     def _apply(self, report: StepReport, samples: list[Sample]) -> dict[str, float] | None:
@@ -215,10 +279,10 @@ class Trainer:
         self.balancer.scale = self.guard.scale
         return applied
 
-    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, part: Part, took: float) -> None:
-        """Times and statistics of the rollout; a step among several answers for its share of it."""
+    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, here: int, took: float) -> None:
+        """Times and statistics of the rollout; a step on `here` of its samples has its share."""
         row["time/rollout"], row["time/reward"] = rollout.seconds, rollout.reward_seconds
-        share = len(part.samples) / max(1, len(rollout.samples)) / self.recipe.train.inner_epochs
+        share = here / max(1, len(rollout.samples)) / self.recipe.train.inner_epochs
         seconds = (rollout.seconds + rollout.reward_seconds) * share + took
         row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":
@@ -237,6 +301,12 @@ class Trainer:
     def load(self, saved: State) -> list[str]:
         """Goes back to a saved state; notes on what cannot be the same, if anything."""
         return state.restore(self, saved)
+
+    def go_back(self, saved: State) -> None:
+        """Takes the policy of a checkpoint, and half the learning rate from here on."""
+        state.restore_policy(self, saved)
+        self.lr_scale /= 2
+        self.watch.rollbacks += 1
 
     def write_lora(self, folder: Path) -> None:
         """The averaged weights, which evaluation uses, as diffusers loads them."""
