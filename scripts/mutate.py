@@ -44,6 +44,12 @@ TESTS = {
     "harmonise": ["tests/harmonise", "tests/balance"],
     "advantage.py": ["tests/advantage", "tests/balance"],
 }
+#: Room → a few quick tests that notice most faults; they go before the rest.
+QUICK = {
+    "balance": ["tests/balance/test_balance_exact.py", "tests/balance/test_balance_gaps.py"],
+    "jacobian": ["tests/jacobian/test_jacobian_exact.py"],
+    "harmonise": ["tests/harmonise/test_rules.py", "tests/harmonise/test_harmoniser.py"],
+}
 LEFT_OUT = ("bench.py", "__init__.py")
 SWAPS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
@@ -134,18 +140,28 @@ def killed_by(mutant: Mutant, place: Path, seconds: float, skip: list[str]) -> s
     whole = (SOURCE / mutant.file).read_text()
     file.write_text(ast.unparse(apply(ast.parse(whole), mutant.number)))
     try:
-        for tests in TESTS[mutant.room]:
-            status, said = _pytest(tests, place, seconds, "-x", *skip)
+        for tests in _stages(mutant):
+            status, said = _pytest(place, seconds, "-x", *skip, *tests)
             if status:
                 failed = [x for x in said.splitlines() if x.startswith(("FAILED", "ERROR"))]
-                return failed[0][:160] if failed else f"{tests}: {status}"
+                return failed[0][:160] if failed else f"{tests[0]}: {status}"
         return None
     finally:
         file.write_text(whole)
 
 
-def _pytest(tests: str, place: Path, seconds: float, *more: str) -> tuple[str, str]:
-    """(what went wrong, output) of a room's tests on the package in `place`.
+def _stages(mutant: Mutant) -> Iterator[list[str]]:
+    """Tests of the module's name, quick ones, and then all of the rooms that rest on it."""
+    stem = Path(mutant.file).stem.strip("_")
+    room = ROOT / TESTS[mutant.room][0]
+    named = [str(p.relative_to(ROOT)) for p in sorted(room.glob(f"test_*{stem}*.py"))]
+    for tests in (named, QUICK.get(mutant.room, []), *([room] for room in TESTS[mutant.room])):
+        if tests:
+            yield tests
+
+
+def _pytest(place: Path, seconds: float, *words: str) -> tuple[str, str]:
+    """(what went wrong, output) of tests on the package in `place`.
 
     In a fork of this process, which has the heavy imports behind it, but nothing of marble.
     """
@@ -159,9 +175,9 @@ def _pytest(tests: str, place: Path, seconds: float, *more: str) -> tuple[str, s
         os.environ["PYTHONPATH"] = str(place)
         sys.path.insert(0, str(place))
         sys.dont_write_bytecode = True
-        words = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--durations=0"]
-        words += ["-k", "not distributed and not compile and not bench and not script"]
-        os._exit(int(pytest.main([*words, *more, tests])))
+        common = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--durations=0"]
+        common += ["-k", "not distributed and not compile and not bench and not script"]
+        os._exit(int(pytest.main([*common, *words])))
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -196,7 +212,7 @@ def main() -> None:
         shutil.copytree(SOURCE, place / "marble", ignore=shutil.ignore_patterns("__pycache__"))
         skip: list[str] = []
         for tests in sorted({tests for room in chosen.rooms for tests in TESTS[room]}):
-            _, said = _pytest(tests, place, chosen.seconds)
+            _, said = _pytest(place, chosen.seconds, tests)
             failed = [x.split()[1] for x in said.splitlines() if x.startswith("FAILED")]
             skip += [word for name in failed for word in ("--deselect", name)]
             print(
