@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import typer
 
 from marble.cli import (
     bench,
+    boundary,
     compare,
     doctor,
     eval,
@@ -20,7 +18,6 @@ from marble.cli import (
     study,
     train,
 )
-from marble.errors import MarbleError
 
 app = typer.Typer(
     name="marble",
@@ -45,12 +42,4 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """A user's mistake is one clear line and status 2, never a traceback."""
-    try:
-        app()
-    except MarbleError as error:
-        if os.environ.get("RANK", "0") == "0":  # processes fail together: one of them says why
-            print(f"marble: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("marble: interrupted", file=sys.stderr)
-        sys.exit(130)
+    boundary.run(app)

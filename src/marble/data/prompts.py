@@ -97,7 +97,7 @@ def _resolve(spec: str, split: str) -> Path:
             )
         path = _studio_root() / name
     else:
-        path = Path(spec).expanduser()
+        path = _expanded(spec)
     if path.is_file():
         if path.suffix not in {".txt", ".jsonl"}:
             raise MarbleError(f"{path}: prompts come as .txt or .jsonl, not '{path.suffix}'")
@@ -110,6 +110,18 @@ def _resolve(spec: str, split: str) -> Path:
             return candidate
     wanted = ", ".join(layout.format(split=split) for layout in LAYOUTS)
     raise MarbleError(f"{path}: no prompts for split '{split}'; expected one of {wanted}")
+
+
+def _expanded(spec: str) -> Path:
+    """The path, with ~ written out; a name that no file can have (too long, ~nobody) is refused."""
+    try:
+        path = Path(spec).expanduser()
+        path.stat()
+        return path
+    except FileNotFoundError:
+        return path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise MarbleError(f"{spec[:200]}: no such prompt file or folder ({error})") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -134,8 +146,19 @@ def _read_jsonl(path: Path, source: str) -> Iterator[Prompt]:
     for number, line in _lines(path):
         try:
             entry = json.loads(line)
+            line.encode()  # a lone surrogate is no text: tokenizers and files refuse it
+            if "\\u" in line:
+                json.dumps(entry, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise MarbleError(
+                f"{path}:{number}: holds half of a character (a lone surrogate); rewrite the line"
+            ) from None
         except json.JSONDecodeError as error:
             raise MarbleError(f"{path}:{number}: not valid JSON ({error.msg})") from None
+        except (ValueError, RecursionError):  # thousands of digits, or of brackets
+            raise MarbleError(
+                f"{path}:{number}: a number too long or nesting too deep to be read"
+            ) from None
         if not isinstance(entry, dict):
             raise MarbleError(f"{path}:{number}: expected a JSON object, got {line[:40]}")
         text = entry.get("prompt")

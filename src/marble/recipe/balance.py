@@ -68,6 +68,17 @@ class Reward(Section):
             return {**value, "reward": value["name"]}
         return value
 
+    @model_validator(mode="after")
+    def _names_something(self) -> Reward:
+        place, colon, attribute = self.reward.rpartition(":")
+        module = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+        if colon and not (module and attribute.isidentifier()):
+            raise ValueError(
+                f"reward: must be like package.module:callable or file.py:callable, "
+                f"got {self.reward!r}"
+            )
+        return self
+
 
 class Rewards(Section):
     train: list[Reward] = Field(

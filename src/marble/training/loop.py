@@ -90,6 +90,7 @@ class Trainer:
         seen = self._observe_pairs(epoch)
         skips, self.warnings = self._look_at_rewards(skipped)
         self.warnings += self._silent_rewards(epoch.samples, epoch.rewards_KN)
+        self._canaries = epoch.rollout.canaries(self.processes)
         if seen:
             self.warnings += self.balancer.harmoniser.doubts(self.epoch)
         rows: list[dict[str, Any]] = []
@@ -316,7 +317,7 @@ class Trainer:
         row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
-        row |= rollout.canaries
+        row |= self._canaries
 
     def _sampler(self) -> GroupSampler:
         return next(s for start, s in reversed(self.parts.samplers) if start <= self.step)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from marble.data import Sample
-from marble.evaluation.canaries import canaries
+from marble.evaluation.canaries import canaries, spread_of, thumbnails
 from marble.models.base import Adapter
 from marble.models.samplers import Sampler
 from marble.models.sde import Sde
 from marble.recipe.sections import Sde as SdeSettings
 from marble.rewards import RewardSet
 from marble.training.dealing import batches
+from marble.training.processes import Processes
 
 
 @dataclass
@@ -37,13 +38,26 @@ class Rollout:
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the sampler kept of every sample, for objectives that train on its steps."""
 
-    @cached_property
-    def canaries(self) -> dict[str, float]:
-        """Image statistics that move first when a model learns to cheat, averaged."""
-        if not len(self.images):
-            return {}
-        found = canaries(self.images.numpy(), [s.group for s in self.samples])
-        return {f"canary/{name}": float(np.nanmean(values)) for name, values in found.items()}
+    def canaries(self, processes: Processes) -> dict[str, float]:
+        """Image statistics that move first when a model learns to cheat: means over all processes.
+
+        A prompt's pictures are dealt to several processes, and its diversity is that of all.
+        """
+        found, thumbs = canaries(self.images.numpy()), thumbnails(self.images.numpy())
+        own = [
+            (s.index, s.group, {name: column[i] for name, column in found.items()}, thumbs[i])
+            for i, s in enumerate(self.samples)
+        ]
+        every = sorted((one for part in processes.gather(own) for one in part), key=lambda o: o[0])
+        spread = spread_of(
+            np.stack([thumb for *_, thumb in every]), [group for _, group, *_ in every]
+        )
+        columns = {name: [values[name] for _, _, values, _ in every] for name in found}
+        columns["diversity"] = spread.tolist()
+        return {
+            f"canary/{name}": float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+            for name, values in columns.items()
+        }
 
 
 def make_rollout(
@@ -103,7 +117,7 @@ def make_rollout(
     return Rollout(
         list(samples),
         torch.cat(latents) if latents else torch.zeros(0),
-        torch.cat(images) if images else torch.zeros(0, dtype=torch.uint8),
+        torch.cat(images) if images else torch.zeros(0, 3, 1, 1, dtype=torch.uint8),
         np.concatenate(arrays, axis=1) if arrays else empty,
         drawn - started,
         done - drawn,
