@@ -226,6 +226,22 @@ def even_levels(steps: int) -> list[float]:
     return [float(s) for s in torch.linspace(1.0, 1 / steps, steps, dtype=torch.float64)]
 
 
+def chat(tokenizer: Any, *, thinking: bool) -> Callable[[str], str]:
+    """A prompt as a chat model reads it."""
+
+    def written(prompt: str) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}],
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=thinking,
+            )
+        )
+
+    return written
+
+
 @contextmanager
 def opening(folder: Path) -> Iterator[None]:
     """One clear line for files that diffusers and transformers cannot make sense of."""

@@ -14,7 +14,14 @@ from marble.errors import MarbleError
 from marble.models.family import Facts, Family, Published
 from marble.models.folder import NotHere, find_local, pipeline_index
 
-FAMILIES = ("marble.models.sd3:SD3",)
+FAMILIES = (
+    "marble.models.sd3:SD3",
+    "marble.models.sana:Sana",
+    "marble.models.flux2:Flux2",
+    "marble.models.zimage:ZImage",
+    "marble.models.qwen:Qwen",
+    "marble.models.flux:Flux",
+)
 """Built in. Others: the entry point group below, or `model.family` in a recipe."""
 GROUP = "marble.families"
 

@@ -29,6 +29,15 @@ def save(build: Callable[[], Any], folder: str | Path, seed: int) -> Path:
     return Path(folder)
 
 
+def lively(model: Any, gain: float = 2.0) -> Any:
+    """The model with larger weights: a fresh one hardly looks at its prompt."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(gain)
+    return model
+
+
 def kl_vae(**changes: Any) -> Any:
     """Pictures twice the latents' side, four channels."""
     from diffusers import AutoencoderKL
@@ -93,3 +102,44 @@ def t5() -> T5EncoderModel:
         vocab_size=128, d_model=2 * WIDTH, d_kv=16, d_ff=WIDTH, num_layers=1, num_heads=2
     )
     return T5EncoderModel(config).eval()
+
+
+#: A language model of one layer, for the text encoders of newer families.
+LANGUAGE_MODEL: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def gemma_tokenizer() -> Any:
+    """Every printable character is a token."""
+    from transformers import GemmaTokenizer
+
+    letters = ["▁", "\n", *map(chr, range(33, 127))]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    vocabulary = {piece: i for i, piece in enumerate([*special, *letters])}
+    return GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=4096)
+
+
+def chat_tokenizer() -> Any:
+    """Every byte is a token; messages in the manner of Qwen."""
+    from tokenizers import pre_tokenizers
+    from transformers import Qwen2Tokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*alphabet, "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Qwen2Tokenizer(
+        vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], model_max_length=4096
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
