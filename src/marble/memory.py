@@ -22,6 +22,7 @@ from typing import Any
 
 from marble.models.family import Facts
 from marble.models.folder import tensor_shapes
+from marble.models.pipeline import DECODE_PIXELS
 from marble.models.registry import facts
 from marble.recipe import Recipe
 
@@ -108,7 +109,8 @@ def estimate(recipe: Recipe) -> Estimate:
     scoring = _scoring(recipe)
     meanwhile = scoring if recipe.train.overlap_rewards else 0.0
     drawing = recipe.rollout.batch_size * cells * DRAWING
-    decoding = recipe.rollout.batch_size * side**2 * VAE_PIXEL
+    pixels = min(recipe.rollout.batch_size, max(1, DECODE_PIXELS // side**2)) * side**2
+    decoding = pixels * VAE_PIXEL
     phases = {
         "encoding prompts": base + ENCODING,  # offloaded encoders come layer by layer
         "sampling": base + drawing + meanwhile,

@@ -15,7 +15,6 @@ from marble.errors import MarbleError
 from marble.jacobian import Jacobian
 from marble.models import check, load
 from marble.models.folder import pipeline_index
-from marble.recipe import load_recipe
 
 K = 5
 
@@ -242,10 +241,3 @@ def test_flux2_that_is_distilled_takes_no_guidance(tmp_path):
     assert len(adapter.sample(cond, [1], steps=2)) == 1
     with pytest.raises(MarbleError, match=r"rollout.guidance: this model is distilled"):
         adapter.sample(cond, [1], steps=2, guidance=4.0)
-
-
-def test_every_published_model_has_a_recipe():
-    from marble.recipe import list_recipes
-
-    paths = {load_recipe(name).model.path for name in list_recipes()}
-    assert {hub_id for family in FAMILIES.values() for hub_id in family.published} <= paths

@@ -46,10 +46,10 @@ class FluxAdapter(PipelineAdapter):
         "attn.to_add_out",
     )
 
-    def _shape_for(self, resolution: int | None) -> tuple[int, ...]:
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
         scale = self.pipeline.vae_scale_factor
-        side = self._side(resolution, DEFAULT_LATENTS * scale, 2 * scale) // scale
-        return (self.transformer.config.in_channels // 4, side, side)
+        side = self._side(resolution, DEFAULT_LATENTS * scale, 2 * scale)
+        return side, (self.transformer.config.in_channels // 4, side // scale, side // scale)
 
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:

@@ -46,10 +46,11 @@ class Flux2Adapter(PipelineAdapter):
         single = {match[1] for name in weights if (match := out.fullmatch(name))}
         return (*cls.lora_targets, *sorted(single))
 
-    def _shape_for(self, resolution: int | None) -> tuple[int, ...]:
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
         scale = self.pipeline.vae_scale_factor
-        side = self._side(resolution, DEFAULT_LATENTS * scale, 2 * scale) // (2 * scale)
-        return (self.transformer.config.in_channels, side, side)
+        side = self._side(resolution, DEFAULT_LATENTS * scale, 2 * scale)
+        latents = side // (2 * scale)
+        return side, (self.transformer.config.in_channels, latents, latents)
 
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:
@@ -117,7 +118,7 @@ class Flux2(Family):
                 "joint_attention_dim": 7680,
                 "guidance_embeds": False,
             },
-            {"vae": 84_046_371, "text_encoder": 4_022_468_096},
+            {"vae": 84_046_372, "text_encoder": 4_022_468_096},
             resolution=1024,
         ),
     }

@@ -25,6 +25,8 @@ from marble.recipe.base import Section
 
 # Characters of a prompt that are looked at first when its tokens are counted.
 PREFIX = 2000
+DECODE_PIXELS = 9 * 512 * 512
+"""Decoded at once on a GPU, at most: the decoder works in fp32 at full resolution."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class PipelineAdapter(Adapter):
         if self.max_tokens > self.text_tokens_most:
             raise MarbleError(f"model.max_sequence_length: at most {self.text_tokens_most}")
         self._place(offload_encoders, denoiser_on_cpu)
-        self._latent_shape = self._shape_for(resolution)
+        self.side, self._latent_shape = self._shape_for(resolution)
         self.lora_targets = self.targets_in(n for n, _ in self.transformer.named_parameters())
         if gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
@@ -132,8 +134,8 @@ class PipelineAdapter(Adapter):
     # ---- what a family provides -----------------------------------------------------------
 
     @abstractmethod
-    def _shape_for(self, resolution: int | None) -> tuple[int, ...]:
-        """Shape of a sample's latents at this picture side, or an error that names the limit."""
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
+        """Picture side in pixels, shape of a sample's latents; or an error that names the limit."""
 
     @classmethod
     @abstractmethod
@@ -197,7 +199,8 @@ class PipelineAdapter(Adapter):
     def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:
         latents = self._for_vae(latents.float())
         # On a CPU small batches stay in the cache.
-        size = batch_size or (8 if self.device.type == "cpu" else max(1, len(latents)))
+        at_once = max(1, DECODE_PIXELS // self.side**2)
+        size = batch_size or (8 if self.device.type == "cpu" else at_once)
         pictures = []
         for part in latents.split(size):
             layout = torch.channels_last if part.dim() == 4 else torch.preserve_format

@@ -37,10 +37,10 @@ class SanaAdapter(PipelineAdapter):
         for layer in ("to_q", "to_k", "to_v", "to_out.0")
     )
 
-    def _shape_for(self, resolution: int | None) -> tuple[int, ...]:
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
         config, scale = self.transformer.config, self.pipeline.vae_scale_factor
         side = self._side(resolution, config.sample_size * scale, scale * config.patch_size)
-        return (config.in_channels, side // scale, side // scale)
+        return side, (config.in_channels, side // scale, side // scale)
 
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:

@@ -37,13 +37,13 @@ class SD3Adapter(PipelineAdapter):
         "attn.to_add_out",
     )
 
-    def _shape_for(self, resolution: int | None) -> tuple[int, ...]:
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
         config, scale = self.transformer.config, self.pipeline.vae_scale_factor
         side = self._side(resolution, config.sample_size * scale, scale * config.patch_size)
         most = config.pos_embed_max_size * config.patch_size * scale
         if side > most:
             raise MarbleError(f"model.resolution={resolution}: this model takes at most {most}")
-        return (config.in_channels, side // scale, side // scale)
+        return side, (config.in_channels, side // scale, side // scale)
 
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:

@@ -27,10 +27,10 @@ class ZImageAdapter(PipelineAdapter):
     text_tokens, text_tokens_most = 512, 1024
     lora_targets = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
 
-    def _shape_for(self, resolution: int | None) -> tuple[int, ...]:
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
         scale = self.pipeline.vae_scale_factor
-        side = self._side(resolution, DEFAULT_SIDE, PATCH * scale) // scale
-        return (self.transformer.config.in_channels, side, side)
+        side = self._side(resolution, DEFAULT_SIDE, PATCH * scale)
+        return side, (self.transformer.config.in_channels, side // scale, side // scale)
 
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:
