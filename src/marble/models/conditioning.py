@@ -24,6 +24,8 @@ class Conditioning:
 
     tensors: Mapping[str, Tensor]
     ragged: tuple[str, ...] = ()
+    counts: tuple[int, ...] | None = None
+    """Text tokens of every sample, if known: asking a GPU for them would wait for its queue."""
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
@@ -34,10 +36,14 @@ class Conditioning:
             index = [index]
         if not isinstance(index, slice):
             index = torch.as_tensor(index)
-        return self._with({k: v[index] for k, v in self.tensors.items()})
+        counts = self.counts
+        if counts is not None:
+            chosen = range(len(self))[index] if isinstance(index, slice) else index.tolist()
+            counts = tuple(counts[i] for i in chosen)
+        return self._with({k: v[index] for k, v in self.tensors.items()}, counts)
 
     def to(self, device: str | torch.device) -> Conditioning:
-        return self._with({k: v.to(device) for k, v in self.tensors.items()})
+        return self._with({k: v.to(device) for k, v in self.tensors.items()}, self.counts)
 
     def trimmed(self) -> Conditioning:
         """Without the padding that all of these samples share.
@@ -47,13 +53,15 @@ class Conditioning:
         """
         if not self.ragged:
             return self
-        longest = int(self.tensors[MASK].sum(1).max())
+        counts, longest = self.lengths(), max(self.lengths())
         cut = {k: v[:, :longest] if k in self.ragged else v for k, v in self.tensors.items()}
-        return self._with(cut)
+        return self._with(cut, counts)
 
-    def lengths(self) -> list[int]:
+    def lengths(self) -> tuple[int, ...]:
         """Text tokens of every sample."""
-        return [int(n) for n in self.tensors[MASK].sum(1)]
+        if self.counts is not None:
+            return self.counts
+        return tuple(int(n) for n in self.tensors[MASK].sum(1).tolist())
 
     @staticmethod
     def cat(parts: Iterable[Conditioning]) -> Conditioning:
@@ -67,10 +75,12 @@ class Conditioning:
                 longest = max(v.shape[1] for v in values)
                 values = [_padded(v, longest) for v in values]
             joined[name] = torch.cat(values)
-        return first._with(joined)
+        known = [part.counts for part in parts if part.counts is not None]
+        counts = tuple(n for part in known for n in part) if len(known) == len(parts) else None
+        return first._with(joined, counts)
 
-    def _with(self, tensors: Mapping[str, Tensor]) -> Conditioning:
-        return Conditioning(tensors, self.ragged)
+    def _with(self, tensors: Mapping[str, Tensor], counts: tuple[int, ...] | None) -> Conditioning:
+        return Conditioning(tensors, self.ragged, counts)
 
 
 def _padded(value: Tensor, length: int) -> Tensor:
@@ -94,7 +104,7 @@ class PromptCache:
 
     def put(self, prompt: str, row: Conditioning) -> None:
         """Stores one prompt's row; copies, so that no larger batch stays alive behind it."""
-        row = row._with({k: v.detach().cpu().clone() for k, v in row.tensors.items()})
+        row = row._with({k: v.detach().cpu().clone() for k, v in row.tensors.items()}, row.counts)
         if prompt in self._entries:
             self.bytes -= _size(self._entries.pop(prompt))
         self._entries[prompt] = row

@@ -22,7 +22,7 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
 
 def positions(height: int, width: int, axes: int, device: torch.device) -> Tensor:
     """[height·width, axes] of a picture's tokens: row in axis 1, column in axis 2, else 0."""
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    out = torch.zeros(height * width, axes)
-    out[:, 1], out[:, 2] = rows.flatten(), columns.flatten()
-    return out.to(device)
+    out = torch.zeros(height, width, axes, device=device)
+    out[..., 1] = torch.arange(height, device=device)[:, None]
+    out[..., 2] = torch.arange(width, device=device)
+    return out.flatten(0, 1)
