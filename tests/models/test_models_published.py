@@ -1,5 +1,7 @@
 """Sizes of the checkpoints on the hub: counted on the meta device, nothing is allocated."""
 
+from pathlib import Path
+
 import diffusers
 import pytest
 import torch
@@ -140,3 +142,22 @@ def test_a_recipe_carries_the_options_of_its_family():
     recipe = load_recipe("flux1-dev-5rewards", ["model.options.guidance=1.5"])
     assert recipe.model.options == {"guidance": 1.5}
     assert model_facts(recipe).layout.width == 3072
+
+
+def test_the_page_tells_the_estimates_of_today():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    table = page.split("<!-- estimates -->")[1].split("\n\n")[0].strip().splitlines()[2:]
+    shown = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table]
+    assert {row[0] for row in shown} == set(PUBLISHED)
+    least = ["train.batch_size=1", "rollout.batch_size=1", "data.prompts_per_epoch=24"]
+    for hub_id, billions, name, gpu, needs, *rest in shown:
+        recipe = load_recipe(name)
+        sides = [
+            estimate(load_recipe(name, [*least, f"model.resolution={side}"])).peak
+            for side in (512, 1024)
+        ]
+        fits = ", ".join(str(size) for size in (24, 48, 80) if sides[0] < size) + " GB"
+        peak = estimate(recipe).peak
+        assert recipe.model.path == hub_id and peak < int(gpu.split()[0])
+        told = [f"{model_facts(recipe).parts['transformer'] / 1e9:.1f}", f"{peak:.1f}"]
+        assert [billions, needs, *rest] == [*told, *(f"{s:.1f}" for s in sides), fits]

@@ -147,7 +147,7 @@ class Flux2(Family):
             encoder = transformers.Qwen3Config(
                 vocab_size=len(tokenizer), **(tiny.LANGUAGE_MODEL | {"num_hidden_layers": 28})
             )
-            vae = diffusers.AutoencoderKLFlux2(
+            vae: Any = diffusers.AutoencoderKLFlux2(
                 down_block_types=("DownEncoderBlock2D",) * 2,
                 up_block_types=("UpDecoderBlock2D",) * 2,
                 block_out_channels=(8, 8),
