@@ -197,6 +197,21 @@ def test_every_tiny_pipeline_is_random_and_reproducible(case, tmp_path):
     assert not np.array_equal(numbers(again), numbers(other))
 
 
+def test_offloaded_encoders_read_the_same(case):
+    """They visit the device layer by layer; afterwards nothing of them is left there."""
+    adapter = case.adapter(offload_encoders=True)
+    found = adapter.encode(PROMPTS)
+    for name, tensor in case.shared.encode(PROMPTS).tensors.items():
+        assert torch.equal(tensor, found.tensors[name])
+    assert all(p.is_meta for p in adapter.pipeline.text_encoder.parameters())
+
+
+def test_stable_diffusion_35_large_has_single_attention(tmp_path):
+    case = Case(FAMILIES["SD3"], FAMILIES["SD3"].tiny(tmp_path, dual=False))
+    ours = case.ours(4.0)
+    assert abs(ours[0] - case.picture(PROMPTS[0], SEEDS[0], 4.0)).max() <= 1
+
+
 def test_flux_is_told_its_guidance_also_in_training(tmp_path):
     """The number is an input of the transformer: stock's `guidance_scale`, in a single pass."""
     case = Case(FAMILIES["Flux"], FAMILIES["Flux"].tiny(tmp_path))

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marble.models.family import Family
+    from marble.models.family import Family, Section
     from marble.models.pipeline import PipelineAdapter
-    from marble.recipe.base import Section
 
 __all__ = ["check", "check_prompts", "load"]
 

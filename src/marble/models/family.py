@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 from marble.errors import MarbleError
 from marble.models.folder import json_object, pipeline_index, tensor_shapes
-from marble.models.pipeline import PipelineAdapter
-from marble.recipe.base import Section
+from marble.models.pipeline import PipelineAdapter, Section
+
+__all__ = ["Facts", "Family", "Layout", "NoOptions", "Published", "Section"]
 
 Shapes = Mapping[str, Sequence[int]]
 

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.family import Family, Layout, Published
+from marble.models.family import Family, Layout, Published, Section
 from marble.models.packing import pack, positions, unpack
 from marble.models.pipeline import PipelineAdapter, Reader, even_levels, line_shift
-from marble.recipe.base import NonNegative, Section
 
 DEFAULT_LATENTS = 128
 
 
 class FluxOptions(Section):
-    guidance: NonNegative = Field(
+    guidance: float = Field(
         default=3.5,
+        ge=0,
         description="Strength of guidance that the model is told, in rollouts, training and "
         "evaluation. rollout.guidance is classifier-free guidance on top of it: 1, none.",
     )

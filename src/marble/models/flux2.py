@@ -13,10 +13,9 @@ from torch import Tensor
 from marble.errors import MarbleError
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.family import Family, Layout, Published
+from marble.models.family import Family, Layout, Published, Section
 from marble.models.packing import positions
 from marble.models.pipeline import PipelineAdapter, Reader, chat, even_levels
-from marble.recipe.base import Section
 
 DEFAULT_LATENTS = 128
 """Side of the autoencoder's latents if nothing is said, as in the pipeline."""

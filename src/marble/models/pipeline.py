@@ -214,7 +214,7 @@ class PipelineAdapter(Adapter):
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The members of the model's lists of layers: what repeats is where the weights are."""
     lists = (part for part in model.children() if isinstance(part, nn.ModuleList))
-    return [block for part in lists for block in part]
+    return [block for part in lists for block in part if any(True for _ in block.parameters())]
 
 
 def line_shift(config: Mapping[str, Any], tokens: int) -> float:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from marble.models import tiny
 from marble.models.conditioning import MASK, Conditioning
-from marble.models.family import Family, Layout, Published
+from marble.models.family import Family, Layout, Published, Section
 from marble.models.packing import pack, unpack
 from marble.models.pipeline import PipelineAdapter, Reader, even_levels, line_shift
-from marble.recipe.base import Section
 
 DEFAULT_LATENTS = 128
 TEMPLATE_TOKENS = 34

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.family import Family, Layout, Published
+from marble.models.family import Family, Layout, Published, Section
 from marble.models.pipeline import PipelineAdapter, Reader
-from marble.recipe.base import Section
 
 
 class SanaOptions(Section):

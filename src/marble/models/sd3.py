@@ -12,9 +12,8 @@ from torch import Tensor
 from marble.errors import MarbleError
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.family import Family, Layout, Published
+from marble.models.family import Family, Layout, Published, Section
 from marble.models.pipeline import PipelineAdapter, Reader, line_shift
-from marble.recipe.base import Section
 
 CLIP_TOKENS = 77
 
@@ -156,9 +155,13 @@ class SD3(Family):
         layers: int = 2,
         width: int = tiny.WIDTH,
         tokens: int = CLIP_TOKENS,
+        dual: bool = True,
         scheduler: dict[str, Any] | None = None,
     ) -> Path:
-        """Pictures of 2·sample_size pixels; prompts of up to `tokens` bytes without the T5."""
+        """Pictures of 2·sample_size pixels; prompts of up to `tokens` bytes without the T5.
+
+        `dual`: a second attention in the first block, as Medium has it and Large has not.
+        """
         import diffusers
 
         def build() -> Any:
@@ -174,7 +177,7 @@ class SD3(Family):
                 caption_projection_dim=width,
                 pooled_projection_dim=2 * tiny.WIDTH,
                 pos_embed_max_size=2 * sample_size,
-                dual_attention_layers=(0,),
+                dual_attention_layers=(0,) if dual else (),
                 qk_norm="rms_norm",
             )
             vae = tiny.kl_vae()

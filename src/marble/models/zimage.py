@@ -12,9 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from marble.models import tiny
 from marble.models.conditioning import MASK, Conditioning
-from marble.models.family import Family, Layout, Published
+from marble.models.family import Family, Layout, Published, Section
 from marble.models.pipeline import PipelineAdapter, Reader, chat, even_levels, line_shift
-from marble.recipe.base import Section
 
 DEFAULT_SIDE = 1024
 PATCH = 2
