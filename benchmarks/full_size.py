@@ -96,7 +96,8 @@ class Bench:
         self.frozen()
         with jac.recording():
             v = self.adapter.velocity(self.x, self.sigma, self.text)
-        jac.backward(v, self.plus, self.minus, self.r, self.weight)
+        shares = self.weight * self.r, self.weight * (1 - self.r)
+        jac.backward(v, [(self.plus, shares[0]), (self.minus, shares[1])])
 
     def refreshing(self) -> Callable[[], None]:
         """Refresh steps, with the accumulators they add into."""

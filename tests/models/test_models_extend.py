@@ -108,9 +108,9 @@ def test_an_entry_point_is_found_by_the_pipeline(aura, monkeypatch):
     ("family", "said"),
     [
         ("aura", "'aura' is not of the form package.module:Class"),
-        ("nowhere:AuraFlow", "nowhere:AuraFlow cannot be imported: No module named"),
-        ("nowhere.py:AuraFlow", "nowhere.py:AuraFlow cannot be imported: no such file"),
-        ("marble.models.sd3:Other", "cannot be imported: module .* has no attribute 'Other'"),
+        ("nowhere:AuraFlow", "nowhere:AuraFlow: cannot import nowhere: No module named"),
+        ("nowhere.py:AuraFlow", "nowhere.py does not exist"),
+        ("marble.models.sd3:Other", "marble.models.sd3 has no 'Other'"),
         ("marble.models.sd3:SD3Adapter", "is no marble.models.family.Family"),
         ("marble.models.sd3:SD3", "is for a StableDiffusion3Pipeline"),
     ],

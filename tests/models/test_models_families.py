@@ -77,7 +77,7 @@ def test_five_gradients_are_those_of_five_backwards(case):
     with InDouble():
         with jac.recording(n):
             v = adapter.velocity(x, sigma, cond)
-        jac.backward(v, plus, minus, r, weight)
+        jac.backward(v, [(plus, weight * r), (minus, weight * (1 - r))])
         v = adapter.velocity(x, sigma, cond)
     assert v.dtype == torch.float64
     trained = list(adapter.lora_parameters().values())

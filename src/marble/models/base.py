@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from marble.errors import MarbleError
 from marble.models import lora
 from marble.models.conditioning import Conditioning, PromptCache
-from marble.models.samplers import Velocity, sample_ode
+from marble.models.samplers import Sampler, Velocity, sample_ode
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -124,7 +124,7 @@ class Adapter(ABC):
         seeds: Sequence[int],
         *,
         steps: int,
-        sampler: str = "dpm",
+        sampler: str | Sampler = "dpm",
         guidance: float = 1.0,
         batch_size: int | None = None,
     ) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from marble.errors import MarbleError
 from marble.models.base import DTYPES, Adapter
 from marble.models.folder import pipeline_index
-from marble.recipe.base import Section
+from marble.options import Section
 
 # Characters of a prompt that are looked at first when its tokens are counted.
 PREFIX = 2000

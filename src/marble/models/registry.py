@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from marble.errors import MarbleError
 from marble.models.family import Facts, Family, Published
 from marble.models.folder import NotHere, find_local, pipeline_index
+from marble.plugins import load
 
 FAMILIES = (
     "marble.models.sd3:SD3",
@@ -35,28 +33,13 @@ def families() -> tuple[type[Family], ...]:
 
 def resolve(target: str) -> type[Family]:
     """`package.module:Class` or `file.py:Class`."""
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
+    place, _, name = target.rpartition(":")
+    if not place or not name:
         raise MarbleError(f"model.family: '{target}' is not of the form package.module:Class")
-    try:
-        module = (
-            _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
-        found: Any = getattr(module, name)
-    except Exception as error:  # a user's file may raise anything
-        raise MarbleError(f"model.family: {target} cannot be imported: {error}") from error
+    found = load("model.family", target)
     if not (inspect.isclass(found) and issubclass(found, Family)):
         raise MarbleError(f"model.family: {target} is no marble.models.family.Family")
     return found
-
-
-def _from_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"marble_user_family_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise MarbleError("no such file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def family_of(folder: Path, named: str | None = None) -> type[Family]:
