@@ -194,9 +194,9 @@ def test_the_loop_was_measured_as_the_recipe_is():
     recipe, measured = loaded.model_dump(mode="json"), LOOP["setup"]["recipe"]
     assert loaded.samples_per_epoch == LOOP["setup"]["samples_per_epoch"]
     assert LOOP["complete"] and not LOOP["setup"]["tiny"] and LOOP["setup"]["t5"] == "full"
-    now = {key: recipe["model"][key] for key in measured["model"]}  # others were added later
-    assert measured["model"] | {"path": ""} == now | {"path": ""}
-    assert measured["rollout"] == recipe["rollout"]
+    for section in ("model", "rollout"):  # fields that were added later do not matter
+        now = {key: recipe[section][key] for key in measured[section]}
+        assert measured[section] | {"path": ""} == now | {"path": ""}
     for key in ("batch_size", "steps_per_epoch", "overlap_rewards", "precision", "fsdp"):
         assert measured["train"][key] == recipe["train"][key], key
 
