@@ -1,6 +1,7 @@
 """`marble train` on every family: killed and resumed, and its LoRA in stock diffusers."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from _survive import (
     start_cli,
 )
 from PIL import Image
+from safetensors.torch import load_file
 
 from marble.models.build import stock_call
 from marble.models.registry import families
@@ -82,6 +84,27 @@ def test_stopped_and_resumed_with_ragged_text(world, tmp_path):
     assert run_here(config, tmp_path / "run", "train.max_hours=null", resume=True)[0].finished
     assert run_here(world, tmp_path / "calm", *changes)[0].finished
     assert_same_run(tmp_path / "calm", tmp_path / "run")
+
+
+OBJECTIVES = {
+    "awm": [],
+    "grpo": ["rollout.sampler=sde", "eval.sampler=euler"],
+    "dpo": ["train.batch_size=4"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_objective_trains_every_family(name, world, tmp_path):
+    """NFT is what the other tests train with."""
+    changes = [*prepared(name, tmp_path), "train.steps=1", "log.samples_every=0"]
+    for objective, more in OBJECTIVES.items():
+        out = tmp_path / objective
+        outcome, _ = run_here(world, out, *changes, f"objective.name={objective}", *more)
+        assert getattr(outcome, "finished", False), outcome
+        assert math.isfinite(rows(out)[-1]["loss"])
+        moved = load_file(next(out.glob("checkpoints/step-*/lora/*.safetensors")))
+        assert any(v.abs().max() > 0 for k, v in moved.items() if "lora_B" in k)
 
 
 STRANGER = """

@@ -129,7 +129,9 @@ class Qwen(Family):
 
         def build() -> Any:
             tokenizer = tiny.chat_tokenizer()
+            end = tokenizer.pad_token_id
             text = tiny.LANGUAGE_MODEL | {"vocab_size": len(tokenizer)}
+            text |= {"bos_token_id": end, "eos_token_id": end}
             text["rope_parameters"] = {
                 "rope_type": "default",
                 "rope_theta": 1e6,
