@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from marble.errors import MarbleError
 from marble.models import lora
 from marble.models.conditioning import Conditioning, PromptCache
+from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Adapter(ABC):
@@ -42,7 +41,7 @@ class Adapter(ABC):
     def __init__(self, device: str | torch.device, dtype: str, precision: str | None) -> None:
         self.device = torch.device(device)
         self.dtype = DTYPES[dtype]
-        self.precision = DTYPES[precision or dtype]
+        self.precision = computing_dtype(precision, dtype, self.device)
         self.cache = PromptCache()
 
     # ---- what a family provides -----------------------------------------------------------

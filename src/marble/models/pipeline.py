@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from marble.errors import MarbleError
-from marble.models.base import DTYPES, Adapter
+from marble.models.base import Adapter
 from marble.models.folder import pipeline_index
+from marble.models.precision import DTYPES
 from marble.options import Section
 
 # Characters of a prompt that are looked at first when its tokens are counted.

@@ -21,7 +21,7 @@ from marble.recipe.base import (
 
 METHODS: tuple[str, ...] = tuple(RULES)
 GRAM_METHODS: tuple[str, ...] = tuple(n for n, rule in RULES.items() if issubclass(rule, GramRule))
-#: `method: marble-paper` is `marble` with these and nothing else, whatever the defaults become.
+#: `method: marble-paper` comes with these and nothing else, whatever the defaults become.
 #: A reward that tells no samples apart stays in the solve, as in the published code.
 PAPER = {
     "every": 10,
@@ -103,9 +103,8 @@ class Stage(Section):
 
 class Balance(Section):
     method: str = Field(
-        default="progress",
-        description=f"How rewards are combined: {', '.join(METHODS)}; `marble-paper` is `marble` "
-        "as published; your own as `module:Class`.",
+        default="marble",
+        description=f"How rewards are combined: {', '.join(METHODS)}; your own as `module:Class`.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The method's own options, e.g. {c: 0.4} of cagrad."
@@ -115,8 +114,10 @@ class Balance(Section):
     amortise: Literal["paper", "normalised"] = Field(
         default="paper", description="Steps in between: c = ᾱ, or ᾱ·n̄/‖g_k‖ (the exact full step)."
     )
-    target: Literal["full", "reward"] = Field(
-        default="full", description="Balance whole gradients, or only their reward-driven part."
+    target: Literal["full", "reward"] | None = Field(
+        default=None,
+        description="Balance whole gradients, as published, or only their reward-driven part, "
+        "sized like the advantages of a single reward; null: reward, where the objective can.",
     )
     probe: Fraction = Field(
         default=1.0, description="Part of the refresh step's micro-batches that the solve looks at."
@@ -190,7 +191,7 @@ class Balance(Section):
                     f"marble-paper is the rule as published, with {key}: {value}; to change it "
                     "take method: marble"
                 )
-        return {**data, **PAPER, "method": "marble"}
+        return {**data, **PAPER}
 
     @model_validator(mode="after")
     def _method_is_known(self) -> Balance:

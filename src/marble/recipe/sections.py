@@ -197,8 +197,10 @@ class Train(Section):
         default=0.99,
         description="Part of the sampling timesteps trained on, drawn anew for each sample.",
     )
-    precision: Precision | None = Field(
-        default=None, description="Number format of the computation (autocast); null: model.dtype."
+    precision: Precision | Literal["auto"] | None = Field(
+        default=None,
+        description="Number format of the computation (autocast); null: model.dtype; auto: bf16 on "
+        "a CPU that has instructions for it.",
     )
     max_hours: Positive | None = Field(
         default=None, description="Stop cleanly, with a checkpoint, after so many hours."

@@ -79,6 +79,11 @@ def _train(
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
             parts = processes.together(lambda: build(recipe, processes.device, processes.size))
             trainer = Trainer(recipe, parts, processes)
+        if recipe.train.precision == "auto" and parts.adapter.precision is torch.bfloat16:
+            say(
+                "computing in bf16, which this CPU has instructions for; train.precision=fp32 "
+                "takes full precision"
+            )
         if checkpoint is not None:
             state = load_state(checkpoint)
             # Trackers may draw random numbers as they open; the trainer's state comes after.

@@ -32,6 +32,7 @@ def capture(trainer: Trainer) -> State:
             "step": trainer.step,
             "epoch": trainer.epoch,
             "processes": trainer.processes.size,
+            "precision": str(trainer.adapter.precision),
             "balance": trainer.balancer.state_dict(),
             "guard": trainer.guard.state_dict(),
             "watch": trainer.watch.state_dict(),
@@ -63,7 +64,13 @@ def restore(trainer: Trainer, state: State) -> list[str]:
         random_state.restore(own)
     else:
         random_state.seed(trainer.recipe.train.seed, processes.rank, trainer.step)
-    return [] if saved == processes.size else [_changed(saved, processes.size, trainer.recipe)]
+    notes = [] if saved == processes.size else [_changed(saved, processes.size, trainer.recipe)]
+    if meta["precision"] != str(trainer.adapter.precision):
+        notes.append(
+            f"saved computing in {meta['precision']}, resumed in {trainer.adapter.precision}: "
+            "equal up to rounding; train.precision decides it"
+        )
+    return notes
 
 
 def restore_policy(trainer: Trainer, state: State) -> None:
