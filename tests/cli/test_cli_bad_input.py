@@ -106,10 +106,24 @@ def test_two_rewards_of_one_name(refuses, toy):
 def test_model_folder_of_another_family(refuses, toy, tmp_path):
     folder = tmp_path / "other"
     folder.mkdir()
+    index = {"_class_name": "OtherPipeline", "_diffusers_version": "0.36.0"}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    line = refuses("train", toy.recipe_file, f"model.path={folder}")
+    assert "OtherPipeline" in line and "StableDiffusion3Pipeline" in line
+
+
+def test_model_folder_without_one_of_its_parts(refuses, toy, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
     index = {"_class_name": "FluxPipeline", "_diffusers_version": "0.36.0"}
     (folder / "model_index.json").write_text(json.dumps(index))
     line = refuses("train", toy.recipe_file, f"model.path={folder}")
-    assert "FluxPipeline" in line and "StableDiffusion3Pipeline" in line
+    assert "a FluxPipeline needs a transformer, which model_index.json lacks" in line
+
+
+def test_options_that_the_family_does_not_have(refuses, toy):
+    line = refuses("train", toy.recipe_file, "model.options.guidance=3.5")
+    assert "model.options.guidance: unknown key; StableDiffusion3Pipeline has: none" in line
     assert "no such folder" in refuses("train", toy.recipe_file, "model.path=/no/such/folder")
 
 
