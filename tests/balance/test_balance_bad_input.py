@@ -338,3 +338,18 @@ def test_settings(model, options, message):
 def test_repeated_names(model):
     with pytest.raises(MarbleError, match="ocr occurs twice"):
         Balancer(model, ["ocr", "ocr"])
+
+
+def test_an_unknown_method_is_answered_with_every_method_that_works():
+    """Those that are no Gram rule too; each of them is then accepted."""
+    from marble.balance.gates import only
+    from marble.recipe.balance import METHODS
+
+    with pytest.raises(MarbleError) as caught:
+        Balancer(torch.nn.Linear(2, 2, bias=False), ["a", "b"], method="marbel")
+    assert "Did you mean 'marble'?" in str(caught.value)
+    told = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")
+    assert set(told) == set(METHODS)
+    for method in told:
+        gate = only(2, 0) if method in ("single", "sequential") else None
+        Balancer(torch.nn.Linear(2, 2, bias=False), ["a", "b"], method=method, gate=gate)

@@ -44,6 +44,8 @@ class Balancer:
 
     method: a Gram method (`marble`, `mgda`, `upgrad`, …), `uniform`, `fixed`, `progress`, or
         `weighted_sum`, `gdpo` (merged before the gradient), `single`, `dropout`, `sequential`.
+        Two rewards under `marble` have α = (½, ½) in every step: the point of least norm between
+        two unit vectors is the middle. `priorities` and `progress` weight two rewards differently.
     target: balance whole gradients ("full") or only their reward-driven part ("reward").
     probe: the share of a refresh step's micro-batches that enter the solve.
     measure_every: steps between measurements of the geometry for methods that need no Gram matrix;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 
 from marble.balance.gates import Gate
 from marble.errors import MarbleError
+from marble.harmonise import RULES
 
 MERGED = ("weighted_sum", "gdpo")
 """Methods that merge rewards into one advantage before any gradient."""
+GATED = ("single", "dropout", "sequential")
+"""Methods that are a choice of rewards per step."""
 
 
 def reward_weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> Tensor:
@@ -35,6 +39,12 @@ def check_settings(
     gate: Gate | None,
 ) -> None:
     """Settings that would otherwise fail, or silently do something else, in the middle of a run."""
+    known = (*RULES, *MERGED, *GATED)
+    if method not in known:
+        close = difflib.get_close_matches(str(method), known, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        listed = ", ".join(known)
+        raise MarbleError(f"There is no balancing method {method!r}. {hint}Known: {listed}.")
     if target not in ("full", "reward"):
         raise MarbleError(f"target = {target!r}: choose 'full' or 'reward'.")
     if metric not in ("plain", "adam"):
@@ -64,6 +74,6 @@ def rule_of(
     """The harmoniser's rule behind a method; gated and merged ones have constant weights."""
     if method in MERGED or method == "fixed":
         return "fixed", {"weights": dict(zip(names, weights_K.tolist())), **(options or {})}
-    if method in ("single", "dropout", "sequential"):
+    if method in GATED:
         return "uniform", dict(options or {})
     return method, dict(options or {})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
+
+import marble
 
 from marble.cli import (
     bench,
@@ -26,10 +29,27 @@ app = typer.Typer(
     name="marble",
     help="Fine-tune diffusion models on many rewards at once.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"marble {marble.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options of the command itself; every verb has its own."""
+
+
 app.command("train")(train.train)
 app.command("eval")(eval.evaluate)
 app.command("compare")(compare.compare)
@@ -46,7 +66,7 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """A user's mistake is one clear line and status 2, never a traceback."""
     try:
-        app()
+        app(prog_name="marble")
     except MarbleError as error:
         if os.environ.get("RANK", "0") == "0":  # processes fail together: one of them says why
             print(f"marble: {error}", file=sys.stderr)

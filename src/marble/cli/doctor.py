@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from typing import Any
 
@@ -28,6 +29,8 @@ def doctor(
     - `marble doctor sd35m-5rewards-1gpu data.sources.ocr.path=prompts/ocr`
     """
     from marble.doctor import examine
+    from marble.recipe import load_recipe
+    from marble.recipe.notes import notes
 
     recipe, overrides = one_recipe(words)
     name = recipe or "studio"
@@ -39,6 +42,8 @@ def doctor(
     else:
         for check in checks:
             _show(check)
+        for note in notes(load_recipe(name, overrides)):
+            typer.echo(_wrapped("note      ", note))
         typer.echo("")
         if missing:
             _show_downloads(missing)
@@ -69,7 +74,7 @@ def _show_downloads(missing: list[Any]) -> None:
 def _wrapped(first: str, text: str, rest: str = INDENT) -> str:
     return textwrap.fill(
         text,
-        100,
+        min(100, shutil.get_terminal_size((100, 24)).columns),
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,

@@ -68,9 +68,20 @@ def _find(name: str, beside: Path | None = None) -> Path:
     if path.is_dir() and (path / "config.yaml").is_file():
         return path / "config.yaml"
     known = list_recipes()
-    near = nearest(name, known)
+    near = _misspelt(path) or nearest(name, known)
     hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
     raise RecipeError(f"no recipe or file called '{name}'; {hint}")
+
+
+def _misspelt(path: Path) -> str | None:
+    """A recipe file in the same folder whose name differs by its ending or a letter or two."""
+    try:
+        there = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
+    except OSError:
+        return None
+    same = [name for name in there if Path(name).stem == path.stem]
+    close = same[0] if same else nearest(path.name, there)
+    return None if close is None else str(path.parent / close)
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

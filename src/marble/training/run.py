@@ -11,6 +11,7 @@ from rich.console import Console
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe
+from marble.recipe.notes import notes
 from marble.training import fsdp, setup
 from marble.training.checkpoint import load_state
 from marble.training.display import Display
@@ -107,6 +108,8 @@ def _loop(
 ) -> Outcome:
     display = Display(recipe.rewards.names, recipe.train.steps, trainer.step, console)
     with StopRequest(recipe.train.max_hours) as stop, display:
+        for note in notes(recipe):
+            display.say(note)
         if recorder.fresh:
             recorder.begin(trainer, display)
         while not trainer.finished:
