@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 import marble
-
 from marble.cli import (
     bench,
     compare,

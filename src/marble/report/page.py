@@ -141,7 +141,6 @@ def _gains(candidate: Candidate) -> dict[str, Any]:
     return {
         "step": candidate.step,
         "z": {g.name: numbers.compact([g.z])[0] for g in every},
-        "composite": numbers.compact([candidate.composite])[0],
         "trained": numbers.compact([numbers.mean([g.z for g in candidate.trained])])[0],
         "held": numbers.compact([numbers.mean([g.z for g in candidate.held])])[0],
         "sound": candidate.sound,
