@@ -19,7 +19,7 @@ REPEATED = "rewards.heldout.*."
 
 
 def chosen_fields(parts: Sequence[str]) -> list[FieldDoc]:
-    """The fields of the named parts (`balance`, `model.lora`, `balance.rho`); of all without one."""
+    """Fields of the named parts (`balance`, `model.lora`, `balance.rho`); without one, all."""
     docs = reference()
     if not parts:
         return docs

@@ -60,7 +60,7 @@ def versus(
     if not tables.size:
         return None
     before, after_RKN = tables[0], tables[1:]
-    known_KN = np.isfinite(tables).all(axis=0)
+    known_KN = np.asarray(np.isfinite(tables).all(axis=0))
     spread_K = np.array(
         [before[k][known].std() if known.any() else 0.0 for k, known in enumerate(known_KN)]
     )
