@@ -112,6 +112,7 @@ def _loop(
             display.say(note)
         if recorder.fresh:
             recorder.begin(trainer, display)
+        display.begin()
         while not trainer.finished:
             rows = trainer.run_epoch()
             for row in rows:
