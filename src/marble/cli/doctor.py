@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,11 @@ INDENT = " " * 10
 
 def doctor(
     words: RecipeWords = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Memory and time for this card instead of this machine, e.g. a100."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Say whether this machine can run a recipe, what is missing, and how to get it.
@@ -27,14 +32,18 @@ def doctor(
     - `marble doctor`
 
     - `marble doctor sd35m-5rewards-1gpu data.sources.ocr.path=prompts/ocr`
+
+    - `marble doctor sd35m-5rewards --gpu a100 --gpus 4`: would it fit, and how long would it take?
     """
     from marble.doctor import examine
+    from marble.duration import named_gpu
     from marble.recipe import load_recipe
     from marble.recipe.notes import notes
 
     recipe, overrides = one_recipe(words)
     name = recipe or "studio"
-    checks = examine(name, overrides)
+    card = None if gpu is None else named_gpu(gpu)
+    checks = examine(name, overrides, card, gpus)
     missing = [check for check in checks if not check.ok]
     if as_json:
         records = [check.record() for check in checks]
