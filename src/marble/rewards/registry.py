@@ -16,6 +16,7 @@ from typing import Any
 from marble.errors import MarbleError
 from marble.rewards.base import Reward, RewardLike, as_reward
 from marble.rewards.options import construct
+from marble.rewards.place import place
 from marble.rewards.weights import studio_folder
 
 
@@ -160,5 +161,7 @@ def _from_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise MarbleError(f"reward file {path}: {type(error).__name__}: {error}") from error
+        where = place(error)
+        at = f" {where}:" if where else ""
+        raise MarbleError(f"reward file {path}:{at} {type(error).__name__}: {error}") from error
     return module

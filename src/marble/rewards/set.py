@@ -15,6 +15,7 @@ import torch
 from marble.errors import MarbleError, RewardError
 from marble.rewards.base import Metadata, RewardLike, as_reward
 from marble.rewards.health import HealthWatch
+from marble.rewards.place import place
 
 
 @dataclass
@@ -282,7 +283,9 @@ def _take_images(images: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    where = place(error)
+    return f"{where}: {said}" if where else said
 
 
 def _message(name: str, prompt: str, cause: str) -> str:
