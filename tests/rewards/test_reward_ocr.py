@@ -171,3 +171,49 @@ def test_tesseract_says_what_it_needs():
     except ImportError:
         with pytest.raises(MarbleError, match="pip install tesserocr"):
             load("ocr", engine="tesseract")
+
+
+def test_torch_runs_the_recogniser_as_onnxruntime_does(words_256, monkeypatch):
+    """The path taken on a GPU, run on the CPU: probabilities, texts and dense scores agree."""
+    from marble.rewards.ocr import ppocr
+
+    generator = torch.Generator().manual_seed(3)
+    words, images = words_256[0][:4], words_256[1][:4]
+    noise = torch.randint(0, 256, images.shape, generator=generator).byte()
+    images = torch.cat([images, noise])
+    prompts = [f'a sign that says "{word}"' for word in [*words, *words]]
+    by_onnx = OCR("ppocr-rec", dense=True)
+    monkeypatch.setattr(ppocr, "_by_torch", lambda device: True)
+    monkeypatch.setattr(ppocr, "_shared", {})
+    by_torch = OCR("ppocr-rec", dense=True)
+    assert by_torch.engine.recogniser.session is None
+    ours = by_torch.engine.read(images, probabilities=True)
+    theirs = by_onnx.engine.read(images, probabilities=True)
+    for (a,), (b,) in zip(ours, theirs):
+        assert a.text == b.text
+        np.testing.assert_allclose(a.probabilities.numpy(), b.probabilities, atol=2e-4)
+    metadata = [{} for _ in prompts]
+    np.testing.assert_allclose(
+        by_torch.score(images, prompts, metadata),
+        by_onnx.score(images, prompts, metadata),
+        atol=1e-3,
+    )
+    plain = OCR("ppocr-rec")
+    assert plain.engine.recogniser.session is None
+    assert plain.read(images) == [line.text for (line,) in theirs]
+
+
+def test_an_unknown_operation_is_refused_by_name(monkeypatch):
+    from marble.rewards.ocr import onnx_torch, ppocr
+
+    monkeypatch.delitem(onnx_torch.OPERATIONS, "HardSigmoid")
+    with pytest.raises(MarbleError, match="HardSigmoid"):
+        onnx_torch.TorchGraph(ppocr.model_file("*rec*.onnx"), "cpu")
+
+
+def test_a_file_that_is_no_model_is_one_line(tmp_path):
+    from marble.rewards.ocr.onnx_file import read_onnx
+
+    (tmp_path / "x.onnx").write_bytes(b"\xff" * 40)
+    with pytest.raises(MarbleError, match="cannot read the ONNX model"):
+        read_onnx(tmp_path / "x.onnx")

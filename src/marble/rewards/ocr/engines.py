@@ -15,10 +15,11 @@ from marble.rewards.options import construct
 
 @dataclass
 class Line:
-    """One line of text; ``probabilities`` ``[T, C]`` are kept where the engine has and is asked."""
+    """One line of text; ``probabilities`` ``[T, C]`` are kept where the engine has and is asked,
+    as a tensor if they are on a GPU."""
 
     text: str
-    probabilities: np.ndarray | None = None
+    probabilities: np.ndarray | torch.Tensor | None = None
 
 
 class Engine(Protocol):
@@ -32,8 +33,8 @@ class Engine(Protocol):
         ...
 
 
-def build(engine: str, **options: Any) -> Engine:
-    """An engine by name."""
+def build(engine: str, device: str | torch.device = "cpu", **options: Any) -> Engine:
+    """An engine by name; tesseract knows no device."""
     target: Callable[..., Engine]
     if engine == "ppocr":
         from marble.rewards.ocr.ppocr import PPOCR as target
@@ -43,4 +44,6 @@ def build(engine: str, **options: Any) -> Engine:
         from marble.rewards.ocr.tesseract import Tesseract as target
     else:
         raise MarbleError(f"unknown OCR engine {engine!r}; use ppocr, ppocr-rec or tesseract")
+    if engine.startswith("ppocr"):
+        options["device"] = device
     return construct(target, options, f"the OCR engine {engine}")

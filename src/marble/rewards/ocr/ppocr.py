@@ -1,4 +1,5 @@
-"""PP-OCR, whose models ship inside the ``rapidocr`` package, driven in batches by onnxruntime."""
+"""PP-OCR, whose models ship inside the ``rapidocr`` package, driven in batches: by onnxruntime, and
+on a GPU by torch."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 
 from marble.errors import MarbleError
 from marble.rewards.ocr.engines import Line
+from marble.rewards.ocr.onnx_torch import TorchGraph
 from marble.rewards.ocr.text import normalise
 
 HEIGHT = 48  # of a line, as the recogniser was trained
@@ -59,15 +61,28 @@ def open_session(file: Path, threads: int | None) -> Any:
 class Recogniser:
     """Pictures of single lines → text, by greedy CTC decoding; class 0 is the blank.
 
-    It remembers the texts of the latest lines, so that a reward which wants only texts costs
-    nothing where another has just had the probabilities of the same pictures. Several threads
-    may read at once.
+    On the CPU it remembers the texts of the latest lines, so that a reward which wants only texts
+    costs nothing where another has just had the probabilities of the same pictures. On a GPU
+    reading again is cheaper than recognising a picture. Several threads may read at once.
     """
 
-    def __init__(self, model: Path | None = None, threads: int | None = None, batch: int = 64):
-        self.session = open_session(model or model_file("*rec*.onnx"), threads)
-        self.input = self.session.get_inputs()[0].name
-        characters = self.session.get_modelmeta().custom_metadata_map.get("character")
+    def __init__(
+        self,
+        model: Path | None = None,
+        threads: int | None = None,
+        batch: int = 64,
+        device: torch.device | None = None,
+    ) -> None:
+        file = model or model_file("*rec*.onnx")
+        self.device = device or torch.device("cpu")
+        self.graph = self.session = None
+        if not _by_torch(self.device):
+            self.session = open_session(file, threads)
+            self.input = self.session.get_inputs()[0].name
+            characters = self.session.get_modelmeta().custom_metadata_map.get("character")
+        else:
+            self.graph = TorchGraph(file, self.device)
+            characters = self.graph.graph.metadata.get("character")
         if characters is None:
             raise MarbleError("this recognition model does not carry its character set")
         self.characters = ["", *characters.splitlines(), " "]
@@ -86,6 +101,8 @@ class Recogniser:
         Probabilities are always computed. A remembered text may stem from a batch of other
         lines, which changes probabilities in their last bits and so, in practice, no text.
         """
+        if self.graph is not None:
+            return self._run(lines, probabilities)
         keys = [_digest(line) for line in lines.contiguous().numpy()]
         if probabilities:
             out = self._run(lines, probabilities=True)
@@ -103,11 +120,20 @@ class Recogniser:
     def _run(self, lines: torch.Tensor, probabilities: bool) -> list[Line]:
         out: list[Line] = []
         for part in lines.split(self.batch):
-            pixels = (part.flip(1) / 127.5 - 1).contiguous().numpy()  # trained on BGR
-            values = self.session.run(None, {self.input: pixels})[0]
-            for row, best in zip(values, values.argmax(-1)):
+            pixels = (part.flip(1) / 127.5 - 1).contiguous()  # trained on BGR
+            values, bests = self._forward(pixels)
+            for row, best in zip(values, bests):
                 out.append(Line(self._decode(best), row if probabilities else None))
         return out
+
+    def _forward(self, pixels: torch.Tensor) -> tuple[Any, np.ndarray]:
+        """Probabilities [n, T, C], left on the device where they are, and the best classes."""
+        if self.session is not None:
+            values = self.session.run(None, {self.input: pixels.numpy()})[0]
+            return values, values.argmax(-1)
+        assert self.graph is not None
+        found = self.graph(pixels)
+        return found, found.argmax(-1).cpu().numpy()
 
     def _recall(self, keys: list[bytes]) -> dict[bytes, str]:
         with self._lock:
@@ -129,6 +155,10 @@ class Recogniser:
         return "".join(self.characters[i] for i in best[changed])
 
 
+def _by_torch(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
 def _digest(line: np.ndarray) -> bytes:
     """Of the shape and the pixels."""
     digest = hashlib.blake2b(str(line.shape).encode(), digest_size=16)
@@ -141,17 +171,20 @@ _lock = threading.Lock()
 
 
 def load_recogniser(
-    model: str | Path | None = None, threads: int | None = None, batch: int = 64
+    model: str | Path | None = None,
+    threads: int | None = None,
+    device: str | torch.device = "cpu",
 ) -> Recogniser:
     """The recogniser of a model file, shared between all who ask for the same one."""
     file = Path(model) if model else model_file("*rec*.onnx")
-    threads = threads or torch.get_num_threads()
+    threads, device = threads or torch.get_num_threads(), torch.device(device)
     # A session's threads do not survive a fork: a child process opens its own.
-    key = (file.resolve(), threads, batch, os.getpid())
+    key = (file.resolve(), threads, device, os.getpid())
     with _lock:
         recogniser = _shared.get(key)
         if recogniser is None:
-            recogniser = _shared[key] = Recogniser(file, threads, batch)
+            batch = 64 if device.type == "cpu" else 512
+            recogniser = _shared[key] = Recogniser(file, threads, batch, device)
         return recogniser
 
 
@@ -163,16 +196,20 @@ class PPOCRLine:
     """
 
     def __init__(
-        self, *, model: str | Path | None = None, threads: int | None = None, width: int = 96
+        self,
+        *,
+        model: str | Path | None = None,
+        threads: int | None = None,
+        width: int = 96,
+        device: str | torch.device = "cpu",
     ) -> None:
-        self.recogniser = load_recogniser(model, threads)
+        self.recogniser = load_recogniser(model, threads, device)
         self.indices_of = self.recogniser.indices_of
         self.width = width
 
     def read(self, images: torch.Tensor, *, probabilities: bool = False) -> list[list[Line]]:
-        lines = F.interpolate(
-            images.cpu().float(), (HEIGHT, self.width), mode="bilinear", antialias=True
-        )
+        pixels = images.to(self.recogniser.device).float()
+        lines = F.interpolate(pixels, (HEIGHT, self.width), mode="bilinear", antialias=True)
         return [[line] for line in self.recogniser(lines, probabilities)]
 
 
@@ -187,10 +224,11 @@ class PPOCR:
         threads: int | None = None,
         least_side: int = 160,
         greatest_side: int = 960,
+        device: str | torch.device = "cpu",
     ) -> None:
         from marble.rewards.ocr.regions import LineFinder
 
-        self.recogniser = load_recogniser(model, threads)
+        self.recogniser = load_recogniser(model, threads, device)
         self.indices_of = self.recogniser.indices_of
         file = Path(detector) if detector else model_file("*det*.onnx")
         self.finder = LineFinder(open_session(file, threads), least_side, greatest_side)

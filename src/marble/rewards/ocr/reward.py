@@ -42,7 +42,8 @@ class OCR(Reward):
         name: str | None = None,
         **options: Any,
     ) -> None:
-        self.engine = build(engine, **options) if isinstance(engine, str) else engine
+        self._named = (engine, options) if isinstance(engine, str) else None
+        self.engine = build(engine, device, **options) if isinstance(engine, str) else engine
         self.dense = dense
         if dense and not self.engine.indices_of:
             raise MarbleError("this OCR engine gives no probabilities: dense needs ppocr")
@@ -82,32 +83,53 @@ class OCR(Reward):
             )
         return scores
 
+    def to(self, device: str | torch.device) -> OCR:
+        """Reads on that device from here on; an engine given as an object stays where it is."""
+        if self._named is not None:
+            engine, options = self._named
+            self.engine = build(engine, device, **options)
+        return self
+
     def read(self, images: torch.Tensor) -> list[str]:
         """What the engine reads, lines joined by spaces."""
         return [" ".join(line.text for line in page) for page in self.engine.read(images)]
 
     def _likelihoods(self, texts: list[str], pages: list[list[Line]]) -> np.ndarray:
+        plain = [normalise(text) for text in texts]
+        # Of many thousand classes only the letters of these texts matter: they alone are copied
+        # from a GPU.
+        letters = sorted({letter for text in plain for letter in text})
+        none = np.zeros(0, dtype=int)
+        columns = [self.engine.indices_of.get(letter, none) for letter in ["", *letters]]
+        needed = np.unique(np.concatenate(columns))
+        at = {c: np.searchsorted(needed, where) for c, where in zip(["", *letters], columns)}
+        owner = [i for i, page in enumerate(pages) for x in page if x.probabilities is not None]
+        lines = [x.probabilities for page in pages for x in page if x.probabilities is not None]
+        shown: dict[int, list[np.ndarray]] = {}
+        for i, rows in zip(owner, _compact(lines, needed)):
+            shown.setdefault(i, []).append(rows)
         emissions: list[np.ndarray] = []
         blanks: list[np.ndarray] = []
-        owner: list[int] = []
-        for i, (text, page) in enumerate(zip(texts, pages)):
-            shown = [line.probabilities for line in page if line.probabilities is not None]
-            if len(shown) > 1:  # a text that is broken into lines
-                shown.append(np.concatenate(shown))
-            for probabilities in shown:
-                emissions.append(self._columns(probabilities, normalise(text)))
-                blanks.append(probabilities[:, self.engine.indices_of[""]].sum(1))
+        owner = []
+        for i, found in shown.items():
+            if len(found) > 1:  # a text that is broken into lines
+                found.append(np.concatenate(found))
+            for rows in found:
+                letter_rows = [rows[:, at[letter]].sum(1) for letter in plain[i]]
+                emissions.append(np.stack(letter_rows, axis=1))
+                blanks.append(rows[:, at[""]].sum(1))
                 owner.append(i)
         best = np.full(len(texts), FLOOR)
         if owner:
             likelihood = ctc_log_likelihood(emissions, blanks)
-            lengths = np.array([len(normalise(texts[i])) for i in owner])
+            lengths = np.array([len(plain[i]) for i in owner])
             np.maximum.at(best, owner, np.minimum(likelihood / lengths, 0.0))
         return 1 - best / FLOOR
 
-    def _columns(self, probabilities: np.ndarray, text: str) -> np.ndarray:
-        """``[T, L]``: the probability of each character of the text, in any case or width."""
-        none = np.zeros(0, dtype=int)
-        return np.stack(
-            [probabilities[:, self.engine.indices_of.get(c, none)].sum(1) for c in text], axis=1
-        )
+
+def _compact(lines: list[Any], needed: np.ndarray) -> list[np.ndarray]:
+    """The needed columns of each line's ``[T, C]``; from a GPU they come over in one copy."""
+    if not lines or not isinstance(lines[0], torch.Tensor):
+        return [line[:, needed] for line in lines]
+    picked = torch.cat(lines)[:, torch.from_numpy(needed).to(lines[0].device)].cpu().numpy()
+    return np.split(picked, np.cumsum([len(line) for line in lines])[:-1])
