@@ -12,6 +12,7 @@ import marble
 from marble.cli import (
     bench,
     compare,
+    diagnose,
     doctor,
     eval,
     geometry,
@@ -53,6 +54,7 @@ app.command("train")(train.train)
 app.command("eval")(eval.evaluate)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("diagnose")(diagnose.diagnose)
 app.command("geometry")(geometry.geometry)
 app.command("sample")(sample.sample)
 app.command("study")(study.study)
