@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,11 +36,15 @@ class Evidence:
     heldout: list[str]
     steps: int
     tables: list[Groups] = field(default_factory=list)
+    columns: Mapping[str, Floats] | None = None
+    """Metrics by key, where they have been read already; else the run's rows are looked at."""
 
     # -- curves -----------------------------------------------------------------------------
 
     def curve(self, key: str) -> Floats:
         """One value per step, NaN where it was not logged."""
+        if self.columns is not None:
+            return self.columns.get(key, np.full(self.steps, math.nan))
         values = [row.get(key) for row in self.run.metrics]
         found = [float(v) if isinstance(v, int | float) else math.nan for v in values]
         return np.array(found, dtype=np.float64)
@@ -149,15 +154,12 @@ class Evidence:
         return _mean(np.array(list(found.values()))), found
 
     def scores(self, name: str) -> Floats:
-        """Every score of it that was written down: rollouts' tables, else evaluations'."""
-        k = self.names.index(name)
-        values = [table.scores_KN[k] for table in self.tables]
-        if not values:
-            evaluations = [e for e in (self.run.base, self.run.last) if e is not None]
-            values = [
-                np.array([s["scores"].get(name) for s in e.samples], dtype=np.float64)
-                for e in evaluations
-            ]
+        """Every score of it that was written down, in rollouts and evaluations."""
+        values = [table.scores_KN[self.names.index(name)] for table in self.tables]
+        for evaluation in (self.run.base, self.run.last):
+            if evaluation is not None:
+                own = [sample["scores"].get(name) for sample in evaluation.samples]
+                values.append(np.array(own, dtype=np.float64))
         joined = np.concatenate(values) if values else np.empty(0)
         return joined[np.isfinite(joined)]
 
@@ -174,19 +176,28 @@ class Evidence:
         return np.array(found)
 
 
-def gather(folder: str | Path | RunRecord) -> Evidence:
+def gather(folder: str | Path | RunRecord, columns: Mapping[str, Floats] | None = None) -> Evidence:
     """Reads what a diagnosis needs."""
     run = folder if isinstance(folder, RunRecord) else read_run(folder)
     rewards = run.config.get("rewards") or {}
     heldout = [str(e.get("name")) for e in rewards.get("heldout") or [] if isinstance(e, dict)]
-    tables = [_table(path, run.rewards) for path in sorted(run.path.glob("advantages/*.json"))]
+    names = _pursued(run)
+    tables = [_table(path, names) for path in sorted(run.path.glob("advantages/*.json"))]
     return Evidence(
         run=run,
-        names=run.rewards,
+        names=names,
         heldout=heldout,
         steps=len(run.metrics),
         tables=[table for table in tables[-4:] if table is not None],
+        columns=columns,
     )
+
+
+def _pursued(run: RunRecord) -> list[str]:
+    """The rewards trained on: under `single` one of those in the recipe."""
+    balance = run.config.get("balance") or {}
+    chosen = balance.get("reward")
+    return [chosen] if balance.get("method") == "single" and chosen else run.rewards
 
 
 def _table(path: Path, names: list[str]) -> Groups | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from marble.diagnose.evidence import EARLY, Evidence, gather
 from marble.diagnose.reward_causes import REWARD_CAUSES
 from marble.diagnose.run_causes import RUN_CAUSES
 from marble.diagnose.words import Finding
-from marble.evaluation.runs import RunRecord
+from marble.evaluation.runs import Floats, RunRecord
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
 
@@ -34,9 +34,11 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose(folder: str | Path | RunRecord) -> Diagnosis:
-    """Looks at a run folder, finished or not."""
-    evidence = gather(folder)
+def diagnose(
+    folder: str | Path | RunRecord, columns: Mapping[str, Floats] | None = None
+) -> Diagnosis:
+    """Looks at a run folder, finished or not; `columns` are its metrics, where read already."""
+    evidence = gather(folder, columns)
     rising = [name for name in evidence.names if evidence.rises(name)]
     flat = [name for name in evidence.names if name not in rising]
     found: list[Finding] = []

@@ -13,7 +13,7 @@ from marble.diagnose.words import Finding, number, percent
 INFORMATIVE = 0.34
 """Share of samples in groups with some spread, below which a reward hardly speaks."""
 APPLIES = 0.02
-CLIPPED = 0.02
+CLIPPED = 0.01
 """Under batch normalisation at most 1/a_max² can be: 4 % at 5."""
 UNLIKE, LIKE = 0.15, 0.35
 """Correlations of a noisy score, and of other scores at least, with the base's pictures."""
@@ -167,10 +167,10 @@ def unexplained(e: Evidence, name: str) -> Finding:
 REWARD_CAUSES: tuple[Callable[[Evidence, str], Finding | None], ...] = (
     seldom,
     flat,
-    noise,
     clipped,
-    opposed,
+    noise,
     outweighed,
+    opposed,
     training_only,
     unexplained,
 )

@@ -120,8 +120,8 @@ def _distance(e: Evidence) -> float:
 
 RUN_CAUSES: tuple[Callable[[Evidence, list[str]], Finding | None], ...] = (
     too_small,
-    collapse,
     too_large,
+    collapse,
     stale,
     gamed,
 )

@@ -20,6 +20,7 @@ import numpy as np
 from markupsafe import Markup
 
 from marble import __version__
+from marble.diagnose import diagnose
 from marble.errors import MarbleError
 from marble.evaluation.pareto import hypervolume
 from marble.evaluation.runs import Evaluation
@@ -73,6 +74,7 @@ def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
     template = _environment().get_template("page.html.j2")
     return template.render(
         runs=list(zip(labels, runs, verdicts)),
+        diagnoses=[diagnose(run.record, run.metrics.columns) for run in runs],
         payload=payload,
         comparison=compare.comparison(runs, labels),
         data=Markup(_json(payload)),
