@@ -113,6 +113,7 @@ def _model(recipe: Recipe) -> Check:
 
 def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Check:
     from marble.data import load_prompts
+    from marble.prompts import KINDS
 
     data = recipe.data
 
@@ -122,6 +123,8 @@ def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Che
         return f"{len(trained)} {data.train_split}, {len(held_out)} {data.eval_split} in {path}"
 
     remedy = f"put the prompts there, or set data.sources.{name}.path=FOLDER (docs/sd35.md)"
+    if name in KINDS:
+        remedy = f"`marble prompts {name} --out {path}` makes some, or {remedy}"
     return _attempt(f"prompts {name}", look, remedy)
 
 

@@ -16,6 +16,7 @@ from marble.cli import (
     doctor,
     eval,
     geometry,
+    prompts,
     recipes,
     report,
     sample,
@@ -59,6 +60,7 @@ app.command("geometry")(geometry.geometry)
 app.command("sample")(sample.sample)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
+app.command("prompts")(prompts.prompts)
 app.command("recipes")(recipes.recipes)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
