@@ -174,5 +174,5 @@ def _tensor(data: memoryview) -> tuple[str, np.ndarray]:
         elif number == 9:
             raw = value
     kind_of = _TYPES[kind]
-    values = np.array(plain, kind_of) if raw is None else np.frombuffer(raw, kind_of)
+    values: np.ndarray = np.array(plain, kind_of) if raw is None else np.frombuffer(raw, kind_of)
     return name, np.asarray(values).reshape(shape)
