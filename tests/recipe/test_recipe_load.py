@@ -1,6 +1,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
@@ -51,7 +52,8 @@ def test_published_defaults():
 
 def test_the_published_rule_has_a_name_of_its_own():
     paper = load_recipe("studio", ["balance.method=marble-paper"]).balance
-    assert paper == load_recipe("studio", ["balance.method=marble"]).balance
+    marble = load_recipe("studio", ["balance.method=marble"]).balance
+    assert paper == marble.model_copy(update={"drop_silent": False})
     assert (paper.every, paper.rho, paper.amortise) == (10, 0.7, "paper")
     with pytest.raises(RecipeError, match="as published, with rho"):
         load_recipe("studio", ["balance.method=marble-paper", "balance.rho=0.9"])
@@ -62,7 +64,18 @@ def test_delayed_schedule_and_warmup():
     recipe = load_recipe("studio", overrides)
     decay = recipe.rollout.old_decay
     assert decay.at(75) == 0 and decay.at(77) == pytest.approx(0.015) and decay.at(999) == 0.999
-    assert [recipe.optim.lr_at(n) / recipe.optim.lr for n in (0, 3, 4, 9)] == [0.2, 0.8, 1, 1]
+    lr = recipe.optim.lr
+    assert [recipe.optim.lr_at(n, 50) / lr for n in (0, 3, 4, 9, 49)] == [0.2, 0.8, 1, 1, 1]
+    falling = {
+        name: load_recipe("studio", [*overrides, f"optim.schedule={name}"]).optim
+        for name in ("cosine", "linear")
+    }
+    for optim in falling.values():
+        assert [optim.lr_at(n, 54) / lr for n in (0, 3, 4)] == [0.2, 0.8, 1]
+        assert optim.lr_at(29, 54) / lr == pytest.approx(0.5)  # half way after the warm-up
+        assert 0 < optim.lr_at(53, 54) < 0.03 * lr
+    assert falling["linear"].lr_at(14, 54) / lr == pytest.approx(0.8)
+    assert falling["cosine"].lr_at(14, 54) / lr == pytest.approx(0.5 * (1 + np.cos(np.pi / 5)))
 
 
 def test_overrides_of_every_shape():

@@ -98,6 +98,8 @@ def make_world(folder: Path) -> Path:
             "batch_size": 3,
             "timesteps_fraction": 0.5,
             "checkpoint_every": 1,
+            "probe": 4,
+            "probe_every": 2,
         },
         "eval": {"every": 4, "prompts": 1, "at_start": True},
         "log": {"samples_every": 1, "samples": 2},

@@ -190,6 +190,7 @@ def test_a_disk_that_fills_up_during_a_run(recipe, tmp_path, monkeypatch, left):
         "eval.at_start=false",
         "train.overlap_rewards=false",
         "rollout.batch_size=12",
+        "train.probe=0",  # the filler counts its calls
     ]
     with mounted(tmp_path / "small", "size=16m") as disk:
         monkeypatch.setenv("SURVIVE_FILL", f"{disk}:{left}")

@@ -107,11 +107,11 @@ def find_policy(target: str, recipe: str | None, overrides: list[str]) -> Policy
         return Policy(load_recipe(recipe or "studio", overrides), None, "base")
     path = Path(target)
     if (path / "config.yaml").is_file():
-        from marble.training.checkpoint import newest_complete
+        from marble.training.checkpoint import best_complete
 
-        checkpoint, _ = newest_complete(path / "checkpoints")
+        checkpoint, _ = best_complete(path / "checkpoints")
         chosen = load_recipe(recipe or str(path / "config.yaml"), overrides)
-        return Policy(chosen, checkpoint / "lora", path.name)
+        return Policy(chosen, checkpoint / "lora", f"{path.name}, {checkpoint.name}")
     is_file = path.is_file() and path.suffix == ".safetensors"
     if is_file or any(path.glob("*.safetensors")):
         return Policy(load_recipe(recipe or "studio", overrides), path, path.stem)

@@ -102,9 +102,13 @@ class RunRecord:
 
     @property
     def last(self) -> Evaluation | None:
-        """The latest evaluation of the trained model."""
+        """The evaluation of what the run offers: its best checkpoint, else the latest."""
         trained = [e for e in self.evals if e.policy != "base"]
-        return trained[-1] if trained else None
+        best = self.status.get("best")
+        step = best.get("step") if isinstance(best, dict) else None
+        ended = self.status.get("status") in ("finished", "stopped")
+        found = [e for e in trained if e.step == step] if ended else []
+        return found[-1] if found else trained[-1] if trained else None
 
     @property
     def seconds(self) -> float:

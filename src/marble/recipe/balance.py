@@ -26,8 +26,18 @@ PlainMethod = Literal[
 Method = Literal[GramMethod, PlainMethod]
 GRAM_METHODS: tuple[str, ...] = get_args(GramMethod)
 METHODS: tuple[str, ...] = get_args(Method)
-#: `method: marble-paper` is `marble` with these, whatever the defaults may become.
-PAPER = {"every": 10, "rho": 0.7, "amortise": "paper", "target": "full", "metric": "plain"}
+#: `method: marble-paper` is `marble` with these and nothing else, whatever the defaults become.
+#: A reward that tells no samples apart stays in the solve, as in the published code.
+PAPER = {
+    "every": 10,
+    "rho": 0.7,
+    "amortise": "paper",
+    "target": "full",
+    "metric": "plain",
+    "drop_silent": False,
+}
+#: What belongs to other methods or only measures: of no consequence to the rule.
+_HARMLESS = ("method", "heldout_half", "dropout", "reward", "stages", "progress")
 
 
 class Reward(Section):
@@ -201,7 +211,12 @@ class Balance(Section):
     def _as_published(cls, data: Any) -> Any:
         if not isinstance(data, dict) or data.get("method") != "marble-paper":
             return data
-        for key, value in PAPER.items():
+        published = {
+            name: PAPER.get(name, field.get_default(call_default_factory=True))
+            for name, field in cls.model_fields.items()
+            if name not in _HARMLESS
+        }
+        for key, value in published.items():
             if data.get(key, value) != value:
                 raise ValueError(
                     f"marble-paper is the rule as published, with {key}: {value}; to change it "

@@ -37,6 +37,14 @@ class Recipe(Section):
         """Timesteps each sample is trained on, of the `rollout.steps` it was sampled with."""
         return max(1, int(self.train.timesteps_fraction * self.rollout.steps + 1e-9))
 
+    @property
+    def trained_rewards(self) -> list[int]:
+        """Places of the rewards that training is meant to raise: `single` has one."""
+        names, balance = self.rewards.names, self.balance
+        if balance.method == "single":
+            return [names.index(balance.reward or names[0])]
+        return list(range(len(names)))
+
     def stages(self) -> list[tuple[int, Stage]]:
         """(first step, stage) of a sequential run; stages without `steps` share what is left."""
         stages = self.balance.stages

@@ -5,6 +5,7 @@ Defaults are the published recipe for Stable Diffusion 3.5 Medium where there is
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -161,6 +162,11 @@ class Optim(Section):
         default=1.0, description="Largest gradient norm; null: no clip."
     )
     warmup_steps: Count = Field(default=0, description="Steps over which lr rises linearly from 0.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        default="constant",
+        description="lr after the warm-up: stays, or falls to 0 at the last step by half a cosine "
+        "or a line.",
+    )
     ema_cap: Decay = Field(
         default=0.9, description="Weight EMA decay is min((1+n)/(10+n), cap); 0 turns it off."
     )
@@ -169,9 +175,14 @@ class Optim(Section):
         """Decay of the weight EMA after `step` optimiser steps."""
         return min((1 + step) / (10 + step), self.ema_cap)
 
-    def lr_at(self, step: int) -> float:
-        """Learning rate of optimiser step `step` (the first is 0)."""
-        return self.lr * min(1.0, (step + 1) / (self.warmup_steps + 1))
+    def lr_at(self, step: int, steps: int) -> float:
+        """Learning rate of optimiser step `step` (the first is 0) of `steps`."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / (self.warmup_steps + 1)
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+        return self.lr * (1 - done) if self.schedule == "linear" else self.lr
 
 
 class Train(Section):
@@ -195,7 +206,24 @@ class Train(Section):
     checkpoint_every: Count = Field(
         default=50, description="Steps between checkpoints; 0: at the end."
     )
-    keep_checkpoints: PositiveInt = Field(default=2, description="Newest checkpoints kept.")
+    keep_checkpoints: PositiveInt = Field(
+        default=2, description="Newest checkpoints kept, besides the best."
+    )
+    probe: Count = Field(
+        default=96,
+        description="Held-out pictures by which training watches itself, two per prompt; 0: none.",
+    )
+    probe_every: PositiveInt = Field(default=10, description="Steps between looks at the probe.")
+    best_by: Literal["worst", "mean"] = Field(
+        default="worst",
+        description="`checkpoints/best`: by the least relative gain of a trained reward on the "
+        "probe, or by their mean.",
+    )
+    on_collapse: Literal["warn", "stop", "rollback"] = Field(
+        default="warn",
+        description="When the probe falls clearly below its best: say so, stop, or go back to the "
+        "best checkpoint with half the learning rate.",
+    )
     overlap_rewards: bool = Field(
         default=True, description="Score a batch while the next is sampled."
     )

@@ -2,8 +2,8 @@
 
 A checkpoint folder holds `lora/` (what diffusers loads), `state/` (all that exact resume needs)
 and `manifest.json`, a SHA-256 of every other file. It is written under a hidden name and renamed
-when whole; `checkpoints/latest` is replaced last. What was found damaged is moved aside, never
-overwritten. Nothing is ever unpickled.
+when whole; `checkpoints/latest`, and `checkpoints/best` where it is the best, are replaced last.
+What was found damaged is moved aside, never overwritten. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from marble.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-LATEST = "latest"
+LATEST, BEST = "latest", "best"
 TRAINER = "state/trainer.json"
 
 
@@ -51,7 +51,8 @@ class State:
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one run, in a background thread, keeping the newest `keep`."""
+    """Writes checkpoints of one run, in a background thread, keeping the newest `keep` and the
+    best."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -60,9 +61,15 @@ class CheckpointWriter:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
 
-    def save(self, step: int, state: State, write_lora: Callable[[Path], None]) -> None:
+    def save(
+        self,
+        step: int,
+        state: State,
+        write_lora: Callable[[Path], None],
+        best: dict[str, Any] | None = None,
+    ) -> None:
         """Snapshots now (`write_lora` too runs now, into a staging folder); writes in the
-        background."""
+        background. `best`: what makes it the best so far, where it is."""
         self.wait()
         staging = self.folder / f".writing-{step_name(step)}"
         try:
@@ -72,7 +79,14 @@ class CheckpointWriter:
         except (OSError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
             raise _cannot_write(staging, error) from error
-        self._pending = self._pool.submit(self._finish, staging, step, state.snapshot())
+        self._pending = self._pool.submit(self._finish, staging, step, state.snapshot(), best)
+
+    def tell_best(self, best: Mapping[str, Any] | None) -> None:
+        """Makes `checkpoints/best` what a resumed run knows of."""
+        if best is None:
+            (self.folder / BEST).unlink(missing_ok=True)
+        elif (self.folder / step_name(best["step"])).is_dir():
+            self._point(BEST, {**best, "folder": step_name(best["step"])})
 
     def wait(self) -> None:
         """Returns when the checkpoint under way is on disk; raises what went wrong with it."""
@@ -91,7 +105,7 @@ class CheckpointWriter:
         finally:
             self._pool.shutdown()
 
-    def _finish(self, staging: Path, step: int, state: State) -> Path:
+    def _finish(self, staging: Path, step: int, state: State, best: dict[str, Any] | None) -> Path:
         try:
             (staging / "state").mkdir()
             for group, tensors in state.tensors.items():
@@ -104,15 +118,22 @@ class CheckpointWriter:
             if final.exists():
                 set_aside(final)
             os.replace(staging, final)
-            _write_json(self.folder / f".{LATEST}", {"step": step, "folder": final.name})
-            os.replace(self.folder / f".{LATEST}", self.folder / LATEST)
+            self._point(LATEST, {"step": step, "folder": final.name})
+            if best is not None:
+                self._point(BEST, {"step": step, "folder": final.name, **best})
             _sync(self.folder)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
             raise _cannot_write(staging, error) from error
+        kept = best_of(self.folder)
         for old in checkpoints(self.folder)[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            if kept is None or old.name != kept["folder"]:
+                shutil.rmtree(old, ignore_errors=True)
         return final
+
+    def _point(self, name: str, value: dict[str, Any]) -> None:
+        _write_json(self.folder / f".{name}", value)
+        os.replace(self.folder / f".{name}", self.folder / name)
 
 
 def step_name(step: int) -> str:
@@ -165,6 +186,28 @@ def newest_complete(folder: Path) -> tuple[Path, dict[Path, str]]:
     detail = "; ".join(f"{path.name}: {problem}" for path, problem in passed_over.items())
     detail = detail or "there is none"
     raise CheckpointError(f"{folder}: no complete checkpoint to resume from ({detail})")
+
+
+def best_of(folder: Path) -> dict[str, Any] | None:
+    """What `checkpoints/best` says (step, folder, value); None where there is none."""
+    try:
+        found = json.loads((folder / BEST).read_text())
+        return found if isinstance(found, dict) and isinstance(found.get("folder"), str) else None
+    except (OSError, ValueError):
+        return None
+
+
+def best_complete(folder: Path) -> tuple[Path, dict[Path, str]]:
+    """The best checkpoint or, where that is damaged or was never told, the newest whole one."""
+    best = best_of(folder)
+    if best is None:
+        return newest_complete(folder)
+    path = folder / Path(best["folder"]).name
+    problem = damage(path) if path.is_dir() else "it is missing"
+    if problem is None:
+        return path, {}
+    found, passed_over = newest_complete(folder)
+    return found, {path: problem, **passed_over}
 
 
 def load_state(checkpoint: Path) -> State:

@@ -22,8 +22,11 @@ def gains_of(run: Path) -> dict[str, Any] | None:
     return {"base": rows[0]["scores"], "trained": rows[1]["scores"], **rows[1]}
 
 
-def closing_table(run: Path, checkpoint: Path, trained: list[str], console: Console) -> None:
-    """Prints before → after for every score, and where everything lies."""
+def closing_table(
+    run: Path, checkpoint: Path, trained: list[str], console: Console, best: str | None = None
+) -> None:
+    """Prints before → after for every score, and where everything lies; `best`: which step that
+    is, and why."""
     found = gains_of(run)
     if found is not None:
         table = Table(title="held-out prompts, same seeds", box=None, padding=(0, 2))
@@ -39,6 +42,8 @@ def closing_table(run: Path, checkpoint: Path, trained: list[str], console: Cons
         for name in others:
             table.add_row(*_row(name, known[name], found))
         console.print(table)
+    if best is not None:
+        console.print(f"best    {best}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"LoRA    {checkpoint / 'lora'}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"folder  {run}", highlight=False, markup=False, soft_wrap=True)
     told = write_report(run)

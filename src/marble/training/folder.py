@@ -78,7 +78,14 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
 
-    def write_status(self, status: str, step: int, steps: int, seconds_before: float = 0.0) -> None:
+    def write_status(
+        self,
+        status: str,
+        step: int,
+        steps: int,
+        seconds_before: float = 0.0,
+        best: Mapping[str, Any] | None = None,
+    ) -> None:
         self.write_json(
             "run.json",
             {
@@ -87,6 +94,7 @@ class RunFolder:
                 "steps": steps,
                 "started": self._started,
                 "seconds": seconds_before + time.time() - self._started,
+                "best": best,
             },
         )
 

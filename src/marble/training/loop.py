@@ -13,10 +13,12 @@ import torch
 from marble.advantage import gather_rewards
 from marble.balance import Batch, StepReport
 from marble.data import GroupSampler, Sample
+from marble.evaluation.canaries import diversity
 from marble.models import lora
 from marble.recipe import Recipe
 from marble.training import random_state, state
 from marble.training.checkpoint import State
+from marble.training.evaluate import evaluate_policy
 from marble.training.guard import Guard
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.processes import Processes
@@ -24,6 +26,7 @@ from marble.training.rollout import Rollout, make_rollout
 from marble.training.rows import step_row
 from marble.training.setup import Parts
 from marble.training.twins import base_scores, choose
+from marble.training.watch import Look, Watch
 
 # Epochs between reminders that a reward hardly counts; the first comes once the window is full.
 _DOUBT_EVERY = 50
@@ -39,6 +42,14 @@ class Trainer:
         self.ema = parts.adapter.lora_state()
         self.guard = Guard(fp16=parts.adapter.precision is torch.float16)
         self.balancer.scale = self.guard.scale
+        self.watch = Watch(
+            recipe.rewards.names,
+            [s.prompt.text for s in parts.probe_samples],
+            counted=recipe.trained_rewards,
+            criterion=recipe.train.best_by,
+        )
+        self.lr_scale = 1.0
+        """Halved by each return to the best checkpoint."""
         self.step = self.epoch = 0
         self.settings = Settings(
             seed=recipe.train.seed,
@@ -126,6 +137,34 @@ class Trainer:
             pool=self._pool,
         )
 
+    # -- the probe ----------------------------------------------------------------------------
+
+    def start_watch(self) -> None:
+        """Scores the untouched model on the probe."""
+        if self.parts.probe_samples:
+            self.watch.start(*self._probe("base"))
+
+    def look(self) -> Look | None:
+        """How the model stands on the probe; None where nothing is watched."""
+        return self.watch.look(self.step, *self._probe("trained")) if self.watch.started else None
+
+    def _probe(self, policy: str) -> tuple[np.ndarray, float]:
+        """Scores [K, n] of the probe's pictures, and how much those of one prompt differ."""
+        adapter, samples = self.adapter, self.parts.probe_samples
+        average = policy == "trained" and self.recipe.eval.ema
+        with adapter.swapped(self.ema if average else adapter.lora_state()):
+            found = evaluate_policy(
+                adapter,
+                [self.parts.rewards.unwatched()],
+                samples,
+                self.recipe,
+                self.processes,
+                policy="default" if policy == "trained" else "base",
+            )
+        scores = np.stack([found.scores[name] for name in self.recipe.rewards.names])
+        spread = diversity(found.images.numpy(), [s.group for s in samples])
+        return scores, float(np.mean(spread))
+
     def _look_at_rewards(self, before: dict[str, int]) -> tuple[dict[str, int], list[str]]:
         """How many samples each reward skipped, and what looked wrong, on all processes."""
         rewards = self.parts.rewards
@@ -163,7 +202,7 @@ class Trainer:
         optimizer, step = self.parts.optimizer, self.step
         optimizer.zero_grad(set_to_none=True)
         for group in optimizer.param_groups:
-            group["lr"] = self.recipe.optim.lr_at(step)
+            group["lr"] = self.lr_scale * self.recipe.optim.lr_at(step, self.recipe.train.steps)
         report = take_step(
             self.adapter,
             self.balancer,
@@ -236,6 +275,12 @@ class Trainer:
     def load(self, saved: State) -> list[str]:
         """Goes back to a saved state; notes on what cannot be the same, if anything."""
         return state.restore(self, saved)
+
+    def go_back(self, saved: State) -> None:
+        """Takes the policy of a checkpoint, and half the learning rate from here on."""
+        state.restore_policy(self, saved)
+        self.lr_scale /= 2
+        self.watch.rollbacks += 1
 
     def write_lora(self, folder: Path) -> None:
         """The averaged weights, which evaluation uses, as diffusers loads them."""

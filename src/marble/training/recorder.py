@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from marble.training.borrow import take_base
 from marble.training.checkpoint import (
     CheckpointWriter,
     State,
+    best_complete,
     checkpoints,
+    load_state,
     newest_complete,
     set_aside,
     step_name,
@@ -31,7 +33,10 @@ from marble.training.folder import DISK_ERRORS, RunFolder, device_name, environm
 from marble.training.loop import Trainer
 from marble.training.metrics import JsonLines, Trackers
 from marble.training.processes import Processes
+from marble.training.watch import Look
 
+# A run that collapses again and again has settings that no learning rate mends.
+MOST_ROLLBACKS = 3
 Say = Callable[[str], None]
 
 
@@ -44,6 +49,7 @@ class Recorder:
         self._seconds_before = 0.0
         self._folder: RunFolder | None = None
         self._failure: MarbleError | None = None
+        self._best: dict[str, Any] | None = None
         processes.from_main(self._begin)
 
     def _begin(self) -> None:
@@ -75,7 +81,7 @@ class Recorder:
 
     def resume(self, step: int, meta: dict[str, Any]) -> None:
         """Takes the files back to where the checkpoint was made."""
-        self._seconds_before = meta["seconds"]
+        self._seconds_before, self._best = meta["seconds"], meta["best"]
         self.processes.from_main(lambda: self._open(step, meta))
 
     def _open(self, step: int, meta: dict[str, Any]) -> None:
@@ -98,6 +104,7 @@ class Recorder:
         self._checkpoints = CheckpointWriter(
             self._folder.checkpoints, self.recipe.train.keep_checkpoints
         )
+        self._checkpoints.tell_best(self._best)
         self._started = time.time()
 
     # -- as the run goes --------------------------------------------------------------------
@@ -107,6 +114,8 @@ class Recorder:
         self._attempt(lambda: self._write_status("running", 0))
         if self.recipe.eval.at_start and not self._borrow(display.say):
             self._evaluate(trainer, "base", display)
+        display.doing(f"drawing the probe's {len(trainer.parts.probe_samples)} pictures")
+        trainer.start_watch()
         self._settle()
 
     def _borrow(self, say: Say) -> bool:
@@ -127,8 +136,11 @@ class Recorder:
 
     def epoch(
         self, trainer: Trainer, rows: list[dict[str, Any]], stopping: bool, display: Display
-    ) -> None:
-        """After an epoch: samples, evaluation, its rows of metrics and a checkpoint, as due."""
+    ) -> str | None:
+        """After an epoch: probe, samples, evaluation, its rows of metrics and a checkpoint, as due.
+
+        Why the run should end here, if the probe says so.
+        """
         recipe, step = self.recipe, trainer.step
         last = trainer.finished
 
@@ -137,23 +149,85 @@ class Recorder:
 
         if due(recipe.log.samples_every) or last:
             self._samples(trainer)
+        look, collapsed = None, None
+        if last or due(recipe.train.probe_every):
+            look, collapsed = self._look(trainer, rows[-1], display)
         try:
             if last or due(recipe.eval.every):
                 rows[-1]["time/eval"] = self._evaluate(trainer, "trained", display)
         finally:  # the steps were taken, whatever becomes of their evaluation
             self._attempt(lambda: self._write_rows(rows))
-        if last or stopping or due(recipe.train.checkpoint_every):
-            self._checkpoint(trainer)
+        best = look is not None and look.best
+        if last or stopping or best or collapsed or due(recipe.train.checkpoint_every):
+            self._checkpoint(trainer, look if best else None)
         self._attempt(lambda: self._write_status("running", step))
         self._settle()
+        return collapsed
+
+    def _look(
+        self, trainer: Trainer, row: dict[str, Any], display: Display
+    ) -> tuple[Look | None, str | None]:
+        """Takes the probe, and does what the recipe says where it has collapsed."""
+        started = time.perf_counter()
+        display.doing(f"drawing the probe's {len(trainer.parts.probe_samples)} pictures")
+        look = trainer.look()
+        if look is None:
+            return None, None
+        row |= trainer.watch.row(look) | {"time/probe": time.perf_counter() - started}
+        if look.fell is None:
+            return look, None
+        stopping, words = self._answer(trainer)
+        line = f"collapse: {look.fell}; the distance to the base is {row['kl']:.3g}. {words}"
+        row["notes"] = [*row.get("notes", []), line]
+        display.say(f"step {trainer.step}: {line}")
+        return look, "collapsed" if stopping else None
+
+    def _answer(self, trainer: Trainer) -> tuple[bool, str]:
+        """Whether to stop, and what is done about a collapse, in words."""
+        action, watch = self.recipe.train.on_collapse, trainer.watch
+        if action == "warn" or watch.best_step is None:
+            return action != "warn", (
+                f"The best checkpoint, step {watch.best_step}, is kept; "
+                "train.on_collapse=rollback would return to it. A tighter trust region "
+                "(rollout.old_decay, objective.kl) or a lower optim.lr prevents this"
+            )
+        if action == "stop" or watch.rollbacks >= MOST_ROLLBACKS:
+            return True, f"Stopping; the best checkpoint is step {watch.best_step}"
+        trainer.go_back(self._best_state())
+        return False, (
+            f"Back to the best checkpoint, step {watch.best_step}, with the learning rate times "
+            f"{trainer.lr_scale:g}"
+        )
+
+    def _best_state(self) -> State:
+        return load_state(self.processes.from_main(self._best_checkpoint))
+
+    def _best_checkpoint(self) -> Path:
+        """On disk by now, unless something is wrong with it: then the newest whole one."""
+        self._checkpoints.wait()
+        return best_complete(self.path / "checkpoints")[0]
+
+    def evaluate_best(self, trainer: Trainer, display: Display) -> None:
+        """At the end of a run whose last step is not its best: the best on the held-out prompts."""
+        step = trainer.watch.best_step
+        if step is None or step == trainer.step:
+            return
+        folder = self.path / "evals" / step_name(step)
+        if not self.processes.from_main(lambda: (folder / "index.json").is_file()):
+            saved = self._best_state().tensors
+            values = saved["ema" if self.recipe.eval.ema else "live"]
+            self._evaluate(trainer, "trained", display, step=step, values=values)
+            self._settle()
 
     def end(self, trainer: Trainer, reason: str | None, console: Console) -> None:
         """Closing words: the table before → after, and where everything lies."""
         if self._folder is None:
             return
         self._checkpoints.close()
-        self._write_status("finished" if reason is None else "interrupted", trainer.step)
-        if reason is not None:
+        collapsed = reason == "collapsed"
+        ended = "stopped" if collapsed else "finished" if reason is None else "interrupted"
+        self._write_status(ended, trainer.step)
+        if reason is not None and not collapsed:
             console.print(
                 f"stopped after step {trainer.step} ({reason}); go on with\n"
                 f"  marble train --resume {self.path}",
@@ -162,9 +236,15 @@ class Recorder:
                 soft_wrap=True,
             )
             return
-        latest = self._folder.checkpoints / step_name(trainer.step)
-        write_model_card(latest / "lora" / "README.md", self.recipe, self.path)
-        closing_table(self.path, latest, self.recipe.rewards.names, console)
+        chosen = best_complete(self._folder.checkpoints)[0]
+        write_model_card(chosen / "lora" / "README.md", self.recipe, self.path)
+        told = None
+        if self._best is not None:
+            told = (
+                f"step {self._best['step']} of {trainer.step} by the held-out probe "
+                f"({self._best['by']} relative gain {self._best['value']:+.2f} σ)"
+            )
+        closing_table(self.path, chosen, self.recipe.rewards.names, console, told)
 
     def fail(self, step: int) -> None:
         """Marks the run as failed, where that can still be written."""
@@ -227,7 +307,8 @@ class Recorder:
 
     def _write_status(self, status: str, step: int) -> None:
         assert self._folder is not None
-        self._folder.write_status(status, step, self.recipe.train.steps, self._seconds_before)
+        steps = self.recipe.train.steps
+        self._folder.write_status(status, step, steps, self._seconds_before, self._best)
 
     def _write_rows(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -235,12 +316,26 @@ class Recorder:
             self._trackers.log(row["step"], row)
         self._checkpoints.check()
 
-    def _evaluate(self, trainer: Trainer, policy: str, display: Display) -> float:
-        """Scores a policy on the held-out prompts; the seconds it took."""
+    def _evaluate(
+        self,
+        trainer: Trainer,
+        policy: str,
+        display: Display,
+        *,
+        step: int | None = None,
+        values: Mapping[str, torch.Tensor] | None = None,
+    ) -> float:
+        """Scores a policy on the held-out prompts; the seconds it took.
+
+        `values`: weights of an earlier `step`, in place of the present ones.
+        """
         adapter, parts, recipe = trainer.adapter, trainer.parts, self.recipe
         display.doing(f"evaluating {len(parts.eval_samples)} pictures")
-        use_ema = policy == "trained" and recipe.eval.ema
-        with adapter.swapped(trainer.ema if use_ema else adapter.lora_state()):
+        step = trainer.step if step is None else step
+        if values is None:
+            use_ema = policy == "trained" and recipe.eval.ema
+            values = trainer.ema if use_ema else adapter.lora_state()
+        with adapter.swapped(values):
             result = evaluate_policy(
                 adapter,
                 [parts.rewards, parts.heldout],
@@ -252,8 +347,8 @@ class Recorder:
         # Handed out here: a row of metrics holds only what its own epoch had to say.
         own = [w for part in (parts.rewards, parts.heldout) if part for w in part.warnings()]
         for warning in dict.fromkeys(w for part in self.processes.gather(own) for w in part):
-            display.say(f"step {trainer.step}, evaluation: {warning}")
-        self._attempt(lambda: self._write_evaluation(trainer.step, policy, result, display.say))
+            display.say(f"step {step}, evaluation: {warning}")
+        self._attempt(lambda: self._write_evaluation(step, policy, result, display.say))
         return result.seconds
 
     def _write_evaluation(self, step: int, policy: str, result: Evaluation, say: Say) -> None:
@@ -318,11 +413,14 @@ class Recorder:
 
         self._attempt(write)
 
-    def _checkpoint(self, trainer: Trainer) -> None:
+    def _checkpoint(self, trainer: Trainer, best: Look | None = None) -> None:
+        """`best`: the probe that says it is the best so far, where it is."""
+        if best is not None:
+            self._best = {"step": best.step, "value": best.value, "by": self.recipe.train.best_by}
         state = trainer.state()
-        self._attempt(lambda: self._write_checkpoint(trainer, state))
+        self._attempt(lambda: self._write_checkpoint(trainer, state, best is not None))
 
-    def _write_checkpoint(self, trainer: Trainer, state: State) -> None:
+    def _write_checkpoint(self, trainer: Trainer, state: State, best: bool) -> None:
         for lines in (self._metrics, self._evals):
             lines.sync()
         state.meta["recorder"] = {
@@ -330,5 +428,7 @@ class Recorder:
             "evals": self._evals.length,
             "trackers": self._trackers.ids,
             "seconds": self._seconds_before + time.time() - self._started,
+            "best": self._best,
         }
-        self._checkpoints.save(trainer.step, state, trainer.write_lora)
+        about = self._best if best else None
+        self._checkpoints.save(trainer.step, state, trainer.write_lora, about)

@@ -107,6 +107,7 @@ def _loop(
     recipe: Recipe, trainer: Trainer, recorder: Recorder, processes: Processes, console: Console
 ) -> Outcome:
     display = Display(recipe.rewards.names, recipe.train.steps, trainer.step, console)
+    collapsed: str | None = None
     with StopRequest(recipe.train.max_hours) as stop, display:
         for note in notes(recipe):
             display.say(note)
@@ -120,9 +121,13 @@ def _loop(
             for warning in trainer.warnings:
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
-            recorder.epoch(trainer, rows, stopping, display)
-            if stopping:
+            collapsed = recorder.epoch(trainer, rows, stopping, display)
+            if stopping or collapsed:
                 break
-    reason = None if trainer.finished else stop.reason or "another process was asked to stop"
+        if collapsed or trainer.finished:
+            recorder.evaluate_best(trainer, display)
+    reason = collapsed
+    if reason is None and not trainer.finished:
+        reason = stop.reason or "another process was asked to stop"
     recorder.end(trainer, reason, console)
     return Outcome(recorder.path, trainer.step, trainer.finished, reason)

@@ -32,6 +32,8 @@ class Parts:
     samplers: list[tuple[int, GroupSampler]]
     """(first optimiser step, sampler); one entry unless the stages have sources of their own."""
     eval_samples: list[Sample]
+    probe_samples: list[Sample]
+    """Held-out pictures by which training watches itself."""
     balancer: Balancer
     optimizer: torch.optim.AdamW
 
@@ -79,7 +81,16 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
         weight_decay=optim.weight_decay,
     )
     balancer = build_balancer(recipe, adapter, optimizer)
-    return Parts(adapter, rewards, heldout, samplers, eval_samples, balancer, optimizer)
+    return Parts(
+        adapter=adapter,
+        rewards=rewards,
+        heldout=heldout,
+        samplers=samplers,
+        eval_samples=eval_samples,
+        probe_samples=probe_samples(recipe),
+        balancer=balancer,
+        optimizer=optimizer,
+    )
 
 
 def build_adapter(
@@ -238,3 +249,21 @@ def evaluation_samples(recipe: Recipe) -> list[Sample]:
                 i = len(samples)
                 samples.append(Sample(prompt, group, sample_seed(settings.seed, i), i))
     return samples
+
+
+def probe_samples(recipe: Recipe) -> list[Sample]:
+    """Two pictures each of some held-out prompts, evenly from all sources, with fixed seeds."""
+    data, seed = recipe.data, recipe.eval.seed
+    names = list(data.sources) if recipe.train.probe else []
+    chosen: list[Prompt] = []
+    for i, name in enumerate(names):
+        source = data.sources[name]
+        prompts = load_prompts(source.eval_path or source.path, data.eval_split, source=name)
+        pairs = max(1, recipe.train.probe // 2)
+        count = pairs * (i + 1) // len(names) - pairs * i // len(names)
+        chosen += held_out(prompts, count, seed) if count else []
+    return [
+        Sample(prompt, group, sample_seed(seed + 1, 2 * group + i), 2 * group + i)
+        for group, prompt in enumerate(chosen)
+        for i in range(2)
+    ]

@@ -34,6 +34,8 @@ def capture(trainer: Trainer) -> State:
             "processes": trainer.processes.size,
             "balance": trainer.balancer.state_dict(),
             "guard": trainer.guard.state_dict(),
+            "watch": trainer.watch.state_dict(),
+            "lr_scale": trainer.lr_scale,
             "rewards": [rewards for _, rewards in ranks],
         },
     )
@@ -42,13 +44,10 @@ def capture(trainer: Trainer) -> State:
 def restore(trainer: Trainer, state: State) -> list[str]:
     """Makes `trainer` the one that was captured; notes on what cannot be the same, if anything."""
     tensors, meta = state.tensors, state.meta
-    trainer.adapter.load_lora_state("default", tensors["live"])
-    trainer.adapter.load_lora_state("old", tensors["old"])
-    trainer.ema = {name: tensors["ema"][name].to(t) for name, t in trainer.ema.items()}
-    load_optimizer_tensors(trainer.parts.optimizer, tensors["optimizer"])
-    trainer.balancer.load_tensors(tensors.get("gradients", {}))
+    restore_policy(trainer, state)
     trainer.step, trainer.epoch = meta["step"], meta["epoch"]
-    trainer.balancer.load_state_dict(meta["balance"])
+    trainer.watch.load_state_dict(meta["watch"])
+    trainer.lr_scale = meta["lr_scale"]
     trainer.guard.load_state_dict(meta["guard"])
     saved, processes = meta["processes"], trainer.processes
     if saved == processes.size:
@@ -65,6 +64,17 @@ def restore(trainer: Trainer, state: State) -> list[str]:
     else:
         random_state.seed(trainer.recipe.train.seed, processes.rank, trainer.step)
     return [] if saved == processes.size else [_changed(saved, processes.size, trainer.recipe)]
+
+
+def restore_policy(trainer: Trainer, state: State) -> None:
+    """The weights, with what moves them: v_old, their average, optimiser and balance."""
+    tensors = state.tensors
+    trainer.adapter.load_lora_state("default", tensors["live"])
+    trainer.adapter.load_lora_state("old", tensors["old"])
+    trainer.ema = {name: tensors["ema"][name].to(t) for name, t in trainer.ema.items()}
+    load_optimizer_tensors(trainer.parts.optimizer, tensors["optimizer"])
+    trainer.balancer.load_tensors(tensors.get("gradients", {}))
+    trainer.balancer.load_state_dict(state.meta["balance"])
 
 
 def _reward_states(trainer: Trainer) -> list[dict[str, Any] | None]:

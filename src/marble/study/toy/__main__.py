@@ -41,13 +41,14 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
         seed=recipe.train.seed,
     )
     return Parts(
-        adapter,
-        rewards,
-        heldout,
-        [(start, sampler) for start in starts],
-        _evaluation(recipe),
-        build_balancer(recipe, adapter, optimizer),
-        optimizer,
+        adapter=adapter,
+        rewards=rewards,
+        heldout=heldout,
+        samplers=[(start, sampler) for start in starts],
+        eval_samples=_evaluation(recipe),
+        probe_samples=[],  # its points are no pictures, whose diversity could be watched
+        balancer=build_balancer(recipe, adapter, optimizer),
+        optimizer=optimizer,
     )
 
 

@@ -1,0 +1,118 @@
+"""The watch: what a probe's scores say, on scores made to rise, waver, fall and lose variety."""
+
+import json
+
+import numpy as np
+
+from marble.training.watch import Watch
+
+NAMES = ["ocr", "clip"]
+PROMPTS = [f"prompt {i // 2}" for i in range(96)]
+
+
+def scores(mean_ocr, mean_clip, seed=0, noise=0.3):
+    """[2, 96]; ocr applies to the first half only. Equal seeds share their pictures' luck."""
+    luck = np.random.default_rng(99).normal(size=(2, 96))
+    own = np.random.default_rng(seed).normal(size=(2, 96)) * noise
+    table = luck + own + np.array([[mean_ocr], [mean_clip]])
+    table[0, 48:] = np.nan
+    return table
+
+
+def begun(**options):
+    watch = Watch(NAMES, PROMPTS, **options)
+    watch.start(scores(0, 0, noise=0), 0.2)
+    return watch
+
+
+def test_rising_scores_are_best_each_time_and_nothing_falls():
+    watch = begun()
+    looks = [watch.look(s, scores(0.02 * s, 0.03 * s, s), 0.2) for s in range(10, 100, 10)]
+    assert all(look.best for look in looks) and not any(look.fell for look in looks)
+    assert watch.best_step == 90
+    spread = np.nanstd(scores(0, 0, noise=0), axis=1)
+    gains = np.array([1.8, 2.7]) / spread
+    np.testing.assert_allclose(looks[-1].gains_K, gains, atol=0.15)
+    assert looks[-1].value == min(looks[-1].gains_K)
+    assert set(watch.row(looks[-1])) == {
+        *("probe/ocr", "probe/clip", "probe/worst", "probe/mean", "probe/diversity")
+    }
+
+
+def test_a_plateau_with_noise_never_alarms():
+    """100 runs of 20 probes of a model that stands still after its first gain."""
+    alarms, weight = 0, begun()._weight
+    for run in range(100):
+        watch = begun()
+        watch.__dict__["_weight"] = weight  # the same for all, and slow to draw
+        for step in range(20):
+            look = watch.look(step, scores(0.5, 0.5, seed=run * 100 + step), 0.2)
+            alarms += look.fell is not None
+    assert alarms <= 1
+
+
+def test_a_fall_is_told_after_two_probes_and_the_best_stays():
+    watch = begun()
+    watch.look(10, scores(0.5, 0.6, 1), 0.2)
+    first = watch.look(20, scores(-0.5, 1.5, 2), 0.2)
+    assert first.fell is None and not first.best
+    second = watch.look(30, scores(-0.9, 1.5, 3), 0.2)
+    assert "ocr" in second.fell and "clearly below its best (+0.5" in second.fell
+    assert "at step 10" in second.fell and watch.best_step == 10
+
+
+def test_the_criterion_decides_what_a_fall_is():
+    falls = {}
+    for criterion in ("worst", "mean"):
+        watch = begun(criterion=criterion)
+        watch.look(10, scores(0.5, 0.5, 1), 0.2)
+        looks = [watch.look(s, scores(0.0, 2.0, s), 0.2) for s in (20, 30)]
+        falls[criterion] = looks[-1].fell is not None
+    assert falls == {"worst": True, "mean": False}
+
+
+def test_only_rewards_that_are_trained_on_count():
+    watch = begun(counted=[1])
+    watch.look(10, scores(0.5, 0.5, 1), 0.2)
+    looks = [watch.look(s, scores(-2, 0.6, s), 0.2) for s in (20, 30)]
+    assert looks[-1].fell is None and looks[-1].best
+
+
+def test_pictures_that_become_alike_are_a_collapse_whatever_they_score():
+    watch = begun()
+    watch.look(10, scores(0.5, 0.5, 1), 0.2)
+    looks = [watch.look(s, scores(2, 2, s), 0.08) for s in (20, 30)]
+    assert looks[-1].fell == "pictures of one prompt differ 40% as much as the base's"
+    assert watch.best_step == 10
+
+
+def test_below_the_base_from_the_start_is_told_as_such():
+    watch = begun()
+    looks = [watch.look(s, scores(-1, 0.2, s), 0.2) for s in (10, 20)]
+    assert looks[0].best  # there always is one
+    assert "clearly below the untouched model" in looks[1].fell
+
+
+def test_within_a_standard_error_of_the_highest_the_later_one_is_best():
+    watch = begun()
+    watch.look(10, scores(0.50, 0.50, 1), 0.2)
+    second = watch.look(20, scores(0.48, 0.48, 2), 0.2)
+    assert second.best and second.value < watch.peak_value
+    assert watch.best_step == 20 and watch.peak_step == 10
+
+
+def test_too_few_prompts_decide_nothing():
+    watch = Watch(NAMES, PROMPTS[:6])
+    watch.start(scores(0, 0, noise=0)[:, :6], 0.2)
+    looks = [watch.look(s, scores(-3, -3, s)[:, :6], 0.2) for s in (10, 20, 30)]
+    assert not any(look.fell for look in looks)
+
+
+def test_state_survives_json_exactly():
+    watch, other = begun(), Watch(NAMES, PROMPTS)
+    watch.look(10, scores(0.5, 0.6, 1), 0.2)
+    watch.look(20, scores(-0.5, 1.5, 2), 0.2)
+    other.load_state_dict(json.loads(json.dumps(watch.state_dict())))
+    assert other.state_dict() == watch.state_dict()
+    a, b = (w.look(30, scores(-0.9, 1.5, 3), 0.2) for w in (watch, other))
+    assert a.fell == b.fell is not None and a.value == b.value
