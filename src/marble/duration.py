@@ -131,6 +131,9 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     if recipe.balance.measures_progress and recipe.balance.progress.twins:
         again = recipe.balance.progress.twins
         parts["base samples"] = (drawn(again, recipe.rollout.steps) + again * scored) / steps
+    if recipe.train.probe:  # looked at now and then: its share of each step
+        number, every = recipe.train.probe, recipe.train.probe_every
+        parts["probe"] = (drawn(number, recipe.rollout.steps) + number * scored) / every
     ordinary = sum(parts.values())
     refresh = ordinary + (measured.refresh - 1) * training
     share = 1 / recipe.balance.every if recipe.balance.uses_gram else 0.0

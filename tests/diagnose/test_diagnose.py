@@ -45,7 +45,7 @@ def changed(run: Path, out: Path, rows, evals: bool = False) -> Path:
 
 def flat(row: dict) -> dict:
     """`similarity` does not rise."""
-    row = {k: v for k, v in row.items() if not k.startswith("progress")}
+    row = {k: v for k, v in row.items() if not k.startswith(("progress", "probe"))}
     return row | {"reward/similarity/mean": 0.5 + 0.01 * (-1) ** row["step"]}
 
 
@@ -87,7 +87,7 @@ WHOLE = {
 @pytest.mark.parametrize("ailment", WHOLE)
 def test_a_cause_that_explains_all_stands_alone(healthy, tmp_path, ailment):
     def rows(i, row):
-        kept = {k: v for k, v in row.items() if not k.startswith("progress")}
+        kept = {k: v for k, v in row.items() if not k.startswith(("progress", "probe"))}
         return WHOLE[ailment](i, kept)
 
     found = diagnose(changed(healthy, tmp_path / "run", rows))

@@ -180,6 +180,15 @@ def test_only_a_paired_gain_is_coloured():
     assert "same prompts and seeds" in paired
 
 
+def test_the_probe_goes_before_what_the_balance_measures():
+    display = Display(["ocr", "a-reward"], 9, 0, Console(file=io.StringIO()))
+    display.show(row(1, 0.1) | {"progress/ocr": 0.3})
+    assert display.gains == {"ocr": 0.3}
+    display.gained({"probe/ocr": 0.1})
+    display.show(row(2, 0.1) | {"progress/ocr": 0.4})
+    assert display.gains == {"ocr": 0.1}
+
+
 def test_lasting():
     told = [lasting(s) for s in (3.21, 12.3, 119, 130, 7300, 26 * 86400)]
     assert told == ["3.2 s", "12 s", "119 s", "2 min", "2 h 01 min", "26.0 days"]

@@ -98,14 +98,21 @@ class Evidence:
             change / error if error > 0 else math.nan,
         )
 
+    def paired(self, name: str) -> float:
+        """Gain over the base on the same prompts and seeds in σ, as last measured while training:
+        on the probe, else by the balance; NaN where neither was."""
+        probe = self.curve(f"probe/{name}")
+        known = probe[np.isfinite(probe)]
+        return float(known[-1]) if len(known) else self.late(f"progress/{name}", 0.2)
+
     def rises(self, name: str) -> bool:
         """On held-out prompts where they were drawn, else over the base's samples of the same
         prompts and seeds, else by its training curve."""
         if name in self.gains:
             return self.gains[name].above_zero
-        progress = self.late(f"progress/{name}", 0.2)
-        if math.isfinite(progress):
-            return progress > 0.05
+        paired = self.paired(name)
+        if math.isfinite(paired):
+            return paired > 0.05
         change, errors = self.trend(name)
         return errors > 2 and change > 0.05
 
@@ -117,9 +124,9 @@ class Evidence:
         if name in self.gains:
             gain = self.gains[name]
             return f"{gain.mean:+.2f} σ [{gain.lo:+.2f}, {gain.hi:+.2f}] on held-out prompts"
-        progress = self.late(f"progress/{name}", 0.2)
-        if math.isfinite(progress):
-            return f"{progress:+.2f} σ over the base's pictures of the same prompts and seeds"
+        paired = self.paired(name)
+        if math.isfinite(paired):
+            return f"{paired:+.2f} σ over the base's pictures of the same prompts and seeds"
         change, errors = self.trend(name)
         if math.isfinite(change):
             return f"{change:+.2f} σ over training ({errors:+.1f} standard errors)"

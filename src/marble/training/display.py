@@ -75,6 +75,7 @@ class Display:
         self.alpha: dict[str, float] = {}
         self.worst: float | None = None
         self.gains: dict[str, float] = {}
+        self._probed: set[str] = set()
         self.clock = Clock(steps, done)
         self._spoke = 0.0
         self._progress = Progress(
@@ -118,8 +119,7 @@ class Display:
             if value is not None and value == value:
                 self.history[name].append(float(value))
             self.alpha[name] = float(row[f"alpha/{name}"])
-            if row.get(f"progress/{name}") is not None:
-                self.gains[name] = float(row[f"progress/{name}"])
+        self.gained(row)
         self.clock.step(row["step"])
         if row.get("harmony/min") is not None:
             self.worst = float(row["harmony/min"])
@@ -134,6 +134,15 @@ class Display:
             self.say(self._line(row, speed))
         if row["step"] - self.clock.first == ESTIMATE_AT and row["step"] < self.steps:
             self.say(self._estimate())
+
+    def gained(self, row: Mapping[str, Any]) -> None:
+        """Takes in paired gains over the base: the probe's, or those of the balance."""
+        for name in self.names:
+            gain = row.get(f"probe/{name}", row.get(f"progress/{name}"))
+            if gain is not None and not (name in self._probed and f"probe/{name}" not in row):
+                self.gains[name] = float(gain)
+            if f"probe/{name}" in row:
+                self._probed.add(name)
 
     def _estimate(self) -> str:
         each, left = self.clock.per_step() or 0.0, self.clock.left() or 0.0

@@ -122,6 +122,7 @@ def _loop(
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
             collapsed = recorder.epoch(trainer, rows, stopping, display)
+            display.gained(rows[-1])
             if stopping or collapsed:
                 break
         if collapsed or trainer.finished:

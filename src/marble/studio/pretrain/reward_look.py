@@ -38,7 +38,15 @@ def spoil(
     Ways go by position in the (shuffled) batch. ``latent_noise(x, strength)`` disturbs the
     picture in the autoencoder's latents: what an undertrained generator's mistakes look like.
     """
-    ways = [_noisy, _blurred, _pixelated, _shuffled, _wavy, _ghosted, _faded]
+    ways: list[Callable[[Tensor, Tensor], Tensor]] = [
+        _noisy,
+        _blurred,
+        _pixelated,
+        _shuffled,
+        _wavy,
+        _ghosted,
+        _faded,
+    ]
     ways += [_smeared, _misprinted, _blotched, _darkened, _wavy]  # waves are the hardest to see
     if latent_noise is not None:
         ways += [latent_noise] * 3
