@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install install-dev train test test-all check studio clean
+.PHONY: help install install-dev train test test-all check snapshots docs studio clean
 help:
 	@echo "make train     install, then train the studio model on its five rewards (CPU, minutes)"
 	@echo "make test      install, then run the tests (under 10 minutes on 2 cores)"
 	@echo "make test-all  the same and the long tests"
 	@echo "make check     lint, format and type checks"
+	@echo "make snapshots renew what tests expect the commands to print; look at the diff"
 	@echo "make studio    rebuild the studio's model and reward weights from nothing (GPU advised)"
 
 $(BIN)/python:
@@ -38,6 +39,10 @@ test-all: install-dev
 
 studio: install-dev
 	$(BIN)/python -m marble.studio.pretrain
+
+snapshots: install-dev
+	MARBLE_SNAPSHOTS=write $(BIN)/python -m pytest tests/snapshots
+	git status --short tests/snapshots
 
 check: install-dev
 	$(BIN)/ruff check .

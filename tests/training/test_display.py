@@ -169,7 +169,7 @@ def test_only_a_paired_gain_is_coloured():
         for step, value in ((1, 30.0), (2, 13.5)):
             display.show(row(step, value) | found)
         with console.capture() as capture:
-            console.print(display._table())
+            console.print(display._table(), display._caption())
         return " ".join(re.sub(r"\x1b\[(2|2;3|1|3)m|\x1b\[0m", "", capture.get()).split())
 
     unpaired = table({})

@@ -55,6 +55,7 @@ def compare(
     console = table_console()
     for block in _blocks(result["rows"], console):
         console.print(_table(result, block))
+        console.print()
     for sentence in (result.get("versus") or {}).get("said", []):
         console.print(sentence, highlight=False, markup=False)
     console.print(LEGEND, style="dim", highlight=False, markup=False)

@@ -128,7 +128,7 @@ class Display:
             self._task, completed=row["step"], note=f"epoch {row['epoch'] + 1}  {speed}"
         )
         if self._live is not None:
-            self._live.update(Group(self._progress, self._table()))
+            self._live.update(Group(self._progress, self._table(), self._caption()))
         elif row["step"] == self.steps or time.monotonic() - self._spoke > 20:
             self._spoke = time.monotonic()
             self.say(self._line(row, speed))
@@ -153,7 +153,7 @@ class Display:
         )
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2), header_style="dim", caption_justify="left")
+        table = Table(box=None, padding=(0, 2), header_style="dim")
         # Names may take what two numbers, α, a short trend and the space between leave; then the
         # trend takes the rest.
         most = max(8, self.console.width - 46)
@@ -176,15 +176,17 @@ class Display:
                 sparkline(values, trend),
                 f"{self.alpha.get(name, float('nan')):.2f}",
             )
+        return table
+
+    def _caption(self) -> Text:
         caption = f"  means of {RECENT} steps"
-        if paired:
+        if self.gains:
             caption += "; gain: over the base, same prompts and seeds"
         else:
             caption += "; prompts differ from step to step"
         if self.worst is not None:
             caption += f"; worst cosine of the update with a reward: {self.worst:+.3f}"
-        table.caption = caption
-        return table
+        return Text(caption, style="dim italic")
 
     def _gain(self, name: str) -> str:
         gain = self.gains.get(name)
