@@ -8,6 +8,7 @@ Only the two were measured: take the figure for its size, not for its digits.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,8 @@ REWARDS = {
 """Seconds per picture on the H200 (OCR: its CPU)."""
 STUDIO_REWARD = 0.0014
 """Seconds per picture of a studio reward on the CPU, mean of the five."""
+CALL = 0.02
+"""Seconds of a pass through a transformer on a GPU, however small: starting its kernels."""
 SMALL = 500_000_000
 """Parameters up to which a model trains on a CPU."""
 
@@ -118,15 +121,21 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     scored, unknown = _scoring(recipe, gpu is not None)
     passes = 2 if recipe.rollout.guidance != 1 else 1
 
+    call = CALL if gpu is not None else 0.0
+
     def drawn(number: int, sampling: int) -> float:
-        return number * (sampling * passes * measured.forward + measured.decode) * scale
+        batches = math.ceil(number / recipe.rollout.batch_size / count)
+        seconds = number * (sampling * passes * measured.forward + measured.decode) * scale
+        return max(seconds, batches * sampling * passes * call)
 
     rollout = drawn(pictures, recipe.rollout.steps)
     scoring = pictures * scored / count
     if recipe.train.overlap_rewards:  # one batch is scored while the next is drawn
         scoring = max(0.0, scoring - rollout)
     pair = measured.checkpointed if recipe.model.gradient_checkpointing else measured.pair
-    training = pictures / recipe.train.steps_per_epoch * recipe.timesteps_per_sample * pair * scale
+    trained = pictures / recipe.train.steps_per_epoch
+    batches = math.ceil(trained / recipe.train.batch_size / count)
+    training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)
     parts = {"rollout": rollout / steps, "rewards": scoring / steps, "training": training}
     if recipe.balance.measures_progress and recipe.balance.progress.twins:
         again = recipe.balance.progress.twins
