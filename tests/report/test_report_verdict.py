@@ -53,7 +53,7 @@ def test_all_improved(run: Path) -> None:
     worst = verdict.chosen.worst
     assert worst is not None and worst.z == min(g.z for g in verdict.chosen.trained)
     assert any("Take step 300" in line for line in verdict.details)
-    assert any("canaries are quiet" in line for line in verdict.details)
+    assert any("drift statistics is flagged" in line for line in verdict.details)
 
 
 def test_a_fall_is_said_and_its_checkpoint_not_taken(tmp_path: Path) -> None:

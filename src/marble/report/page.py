@@ -76,6 +76,7 @@ def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
         runs=list(zip(labels, runs, verdicts)),
         diagnoses=[diagnose(run.record, run.metrics.columns) for run in runs],
         payload=payload,
+        halves=any(run.method == "marble" and len(run.rewards) == 2 for run in runs),
         comparison=compare.comparison(runs, labels),
         data=Markup(_json(payload)),
         plotly=Markup(plotly),

@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def sound(self) -> bool:
-        """No reward clearly below the base, no canary singing."""
+        """No reward clearly below the base, no drift statistic flagged."""
         return not self.flagged and not any(g.fell for g in (*self.trained, *self.held))
 
 
@@ -66,7 +66,7 @@ class Verdict:
     last: Candidate | None
     candidates: list[Candidate]
     statistics: dict[int, dict[str, Floats]]
-    """Canaries of every evaluation's pictures by step; the base is 0."""
+    """Drift statistics of every evaluation's pictures by step; the base is 0."""
 
 
 def judge(run: Run) -> Verdict:
@@ -182,7 +182,7 @@ def _canaries(chosen: Candidate) -> str:
         return ""
     if chosen.flagged:
         return "Signs of cheating: " + " ".join(c.sentence for c in chosen.flagged)
-    return f"No sign of cheating: all {count(len(chosen.checks))} canaries are quiet."
+    return f"No sign of cheating: none of the {len(chosen.checks)} drift statistics is flagged."
 
 
 def _last(chosen: Candidate, last: Candidate) -> str:
