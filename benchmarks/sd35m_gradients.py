@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from marble.jacobian import Jacobian
-from marble.objectives import NFT, mix
+from marble.objectives import NFT, Point, mix, terms
 from measure import Step, interleaved, peak_bytes, profile
 from sd35m import build, micro_batch, use
 
@@ -82,9 +82,9 @@ class Bench:
         use(self.model, "default")
         return old, ref
 
-    def sample(self, old: Tensor) -> tuple[Tensor, ...]:
+    def point(self, old: Tensor) -> Point:
         b = self.batch
-        return old, b.x_t, b.x_0, b.t
+        return Point(b.x_t, b.t, b.x_0, v_old=old)
 
     def kl(self, v: Tensor, ref: Tensor) -> Tensor:
         return KL_WEIGHT * self.kl_every * (v.float() - ref.float()).square().mean()
@@ -92,12 +92,12 @@ class Bench:
     def ordinary(self, k: int, kl_gradient: bool) -> Step:
         r, weight = self.rewards(k)
         c = torch.full((k,), 1 / k, device=self.device)
-        rho_plus, rho_minus = mix(c, r, weight > 0)
+        rho_plus, rho_minus = mix(c, r, 1 - r, weight > 0)
 
         def step() -> None:
             old, ref = self.frozen()
             v = self.forward()
-            plus, minus = self.nft.sides(v, *self.sample(old))
+            plus, minus = self.nft.sides(v, self.point(old))
             loss = (rho_plus * plus + rho_minus * minus).sum()
             kl = self.kl(v if kl_gradient else v.detach(), ref)
             (loss + kl).backward()
@@ -114,8 +114,9 @@ class Bench:
             leaf = v.detach().requires_grad_(kl_gradient)
             kl = self.kl(leaf, ref)
             extra = torch.autograd.grad(kl, leaf)[0] if kl_gradient else None
-            P, N = self.nft.cotangents(v, *self.sample(old))
-            jac.backward(v, P, N, r, weight, extra=extra)
+            P, N = self.nft.cotangents(v, self.point(old))
+            found, outside = terms(P, N, r, 1 - r, weight.to(jac.rows.data), extra=extra)
+            jac.backward(v, found, outside=outside)
 
         return step
 
@@ -137,7 +138,7 @@ class Bench:
         def step() -> Tensor:
             old, ref = self.frozen()
             v = self.forward()
-            plus, minus = self.nft.sides(v, *self.sample(old))
+            plus, minus = self.nft.sides(v, self.point(old))
             self.kl(v.detach(), ref)
             rows = torch.empty(k, self.size, device=self.device)
             for i in range(k):

@@ -24,8 +24,6 @@ class Counts(NamedTuple):
 class Advantages(NamedTuple):
     adv_KN: Tensor
     """Advantages in fp64, not clamped; NaN = the reward does not apply to the sample."""
-    r_KN: Tensor
-    """``clamp(1/2 + A/(2·A_max), 0, 1)``; NaN likewise."""
     valid_KN: Tensor
     counts_K: Counts
 
@@ -48,7 +46,7 @@ def advantages(
     eps: float = 1e-4,
     names: Sequence[str] | None = None,
 ) -> Advantages:
-    """``A_ki = (R_ki − mean of the group) / (σ_k + eps)`` and the probability r it maps to.
+    """``A_ki = (R_ki − mean of the group) / (σ_k + eps)``; `a_max` only counts how many are larger.
 
     σ_k is the (population) standard deviation over all valid samples of reward k (``batch``)
     or over the sample's own group (``group``). Only valid samples enter means and deviations.
@@ -86,12 +84,7 @@ def advantages(
     counts = Counts(
         valid.sum(1), informative.sum(1), (torch.where(valid, adv, 0.0).abs() > a_max).sum(1)
     )
-    return Advantages(adv, to_probability(adv, a_max), valid, counts)
-
-
-def to_probability(adv: Tensor, a_max: float = 5.0) -> Tensor:
-    """``r = clamp(1/2 + A/(2·A_max), 0, 1)``; NaN stays NaN."""
-    return (0.5 + adv / (2 * a_max)).clamp(0.0, 1.0)
+    return Advantages(adv, valid, counts)
 
 
 def gather_rewards(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from marble.advantage import advantages, gather_rewards, to_probability
+from marble.advantage import advantages, gather_rewards
 from marble.errors import MarbleError, RewardError
 
 NAN = float("nan")
@@ -37,13 +37,10 @@ def test_equals_a_loop_over_groups(std):
     result = advantages(rewards, group, std=std)
     np.testing.assert_allclose(result.adv_KN.numpy(), by_loops(rewards, group, std), atol=1e-12)
     assert torch.equal(result.valid_KN, ~torch.from_numpy(rewards).isnan())
-    assert torch.equal(result.r_KN.isnan(), ~result.valid_KN)
+    assert torch.equal(result.adv_KN.isnan(), ~result.valid_KN)
 
 
-def test_probability_and_counts():
-    adv = torch.tensor([-7.0, -5.0, 0.0, 2.5, 6.0, NAN], dtype=torch.float64)
-    r = to_probability(adv, 5.0)
-    assert r[:-1].tolist() == [0.0, 0.0, 0.5, 0.75, 1.0] and r[-1].isnan()
+def test_counts():
     rewards = torch.zeros(2, 40)
     rewards[0, 0] = 1.0
     rewards[1] = NAN
@@ -51,7 +48,6 @@ def test_probability_and_counts():
     assert result.counts_K.valid.tolist() == [40, 0]
     assert result.counts_K.informative.tolist() == [40, 0]
     assert result.adv_KN[0, 0] > 5 and result.counts_K.clipped.tolist() == [1, 0]
-    assert result.r_KN[0, 0] == 1.0
     assert result.adv_KN[1].isnan().all()
 
 
@@ -62,7 +58,6 @@ def test_equal_groups_and_single_samples_are_uninformative(std):
     group = [0, 0, 0, 1, 2, 2, 3, 3]
     result = advantages(np.array(rewards), group, std=std)
     assert result.adv_KN[0, [0, 1, 2, 3, 7]].tolist() == [0.0] * 5
-    assert result.r_KN[0, :4].tolist() == [0.5] * 4
     assert result.counts_K.informative.tolist() == [2]
     assert result.counts_K.valid.tolist() == [7]
     assert result.adv_KN[0, 4] < 0 < result.adv_KN[0, 5]

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from marble import Balancer
-from marble.objectives import NFT
+from marble.objectives import NFT, Point
 
 NAMES = ["ocr", "clip", "taste"]
 BETA, A_MAX = 0.1, 1.5  # so small that eight samples reach the clamp
@@ -166,10 +166,11 @@ def run_step(balancer, model, data, step=0, *, parts=2, kl=0.0, chosen=None, bat
     for at in pieces:
         with plan.recording():
             v = model(data.x_t[at], data.t[at])
-        plan.backward(
-            v, data.v_old[at], data.x_t[at], data.x_0[at], data.t[at], at,
-            noise=data.noise[at], v_ref=data.v_ref[at] if kl else None, kl=kl,
+        point = Point(
+            data.x_t[at], data.t[at], data.x_0[at], data.noise[at],
+            v_old=data.v_old[at], v_ref=data.v_ref[at] if kl else None, kl=kl,
         )  # fmt: skip
+        plan.backward(v, point, at)
     report = plan.finish()
     return report, grad(model)
 

@@ -20,7 +20,9 @@ from _literal import (
     run_step,
 )
 
-from marble.balance.gates import dropout, only, stages
+from marble.balance.gates import only, stages
+from marble.harmonise import get_rule
+from marble.objectives import Point
 
 
 @pytest.fixture
@@ -152,11 +154,11 @@ def test_uniform_and_fixed(model, data, g):
 
 
 def test_dropout_and_sequential(model, data, g):
-    gate = dropout(3, 0.5, seed=4)
+    gate = get_rule("dropout", rate=0.5).gate(3, 4)
     balancer = make_balancer(model, method="dropout", gate=gate)
     for step in (7, 2, 7):
         kept = gate(step)
-        assert kept.any() and (kept == dropout(3, 0.5, seed=4)(step)).all()
+        assert kept.any() and (kept == get_rule("dropout").gate(3, 4)(step)).all()
         assert close(run_step(balancer, model, data, step)[1], g[kept].mean(0))
     assert len({tuple(gate(step)) for step in range(40)}) >= 5
     gate = stages(3, [0, 3], [[0], [1, 2]])
@@ -190,10 +192,11 @@ def test_kl_on_some_micro_batches_reports_their_mean(model, data):
     plan = balancer.begin_step(balancer.batch(data.rewards, data.group), 0, micro_batches=2)
     for number, at in enumerate(torch.arange(8).chunk(2)):
         v = model(data.x_t[at], data.t[at])
-        plan.backward(
-            v, data.v_old[at], data.x_t[at], data.x_0[at], data.t[at], at,
-            v_ref=data.v_ref[at] if number else None, kl=2.0,
+        point = Point(
+            data.x_t[at], data.t[at], data.x_0[at],
+            v_old=data.v_old[at], v_ref=data.v_ref[at] if number else None, kl=2.0,
         )  # fmt: skip
+        plan.backward(v, point, at)
         squared = (v - data.v_ref[at]).square().mean()
     assert plan.finish().kl == pytest.approx(squared.item())
 
@@ -219,7 +222,7 @@ def test_several_timesteps_a_sample_are_averaged(model, data, g):
         for _ in range(2):
             with plan.recording():
                 v = model(data.x_t, data.t)
-            plan.backward(v, data.v_old, data.x_t, data.x_0, data.t, torch.arange(8))
+            plan.backward(v, Point(data.x_t, data.t, data.x_0, v_old=data.v_old), torch.arange(8))
         plan.finish()
         got = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]).numpy()
         fresh = make_balancer(model, amortise="normalised")

@@ -14,6 +14,7 @@ from _literal import (
 )
 
 from marble.harmonise import debiased_gram
+from marble.objectives import Point
 
 
 def literal(model, data, rewards):
@@ -39,7 +40,9 @@ def two_timesteps(balancer, model, data, parts):
         for at in map(torch.tensor, parts):
             with plan.recording():
                 v = model(data.x_t[at], data.t[at])
-            plan.backward(v, data.v_old[at], data.x_t[at], data.x_0[at], data.t[at], at)
+            plan.backward(
+                v, Point(data.x_t[at], data.t[at], data.x_0[at], v_old=data.v_old[at]), at
+            )
     return plan, plan.finish()
 
 
@@ -47,15 +50,15 @@ def test_a_sample_stays_in_its_half_at_all_timesteps(model, data):
     """Three micro-batches a pass: alternating them blindly would put each into both halves."""
     parts = ([0, 4], [1, 5, 6], [2, 3, 7])
     balancer = make_balancer(model, heldout=True)
-    plan, _ = two_timesteps(balancer, model, data, parts)
+    _ = two_timesteps(balancer, model, data, parts)
     applies = ~data.rewards.isnan()
     for slot, mine in enumerate(([0, 4, 2, 3, 7], [1, 5, 6])):
         share = applies[:, mine].sum(1) / applies.sum(1)
-        np.testing.assert_allclose(plan.share_RS[:3, slot], share, rtol=1e-12)
+        np.testing.assert_allclose(balancer.gradients.share_RS[:3, slot], share, rtol=1e-12)
         r = probability(advantages(data.rewards, data.group))
         keep = np.isin(np.arange(8), mine)
         mean = gradients(model, data, np.where(keep, r, np.nan))
-        found = balancer._half_gram(plan, slot, slot)[:3, :3]
+        found = balancer.gradients.half_gram(slot, slot)[:3, :3]
         np.testing.assert_allclose(found, mean @ mean.T, rtol=1e-8)
 
 
@@ -100,7 +103,11 @@ def test_a_reward_that_only_one_half_knows_keeps_its_plain_norm(model, data):
 
 
 def test_hybrid_sees_the_rewards_of_every_step(model, data):
-    options = {"hybrid": "gate", "progress": {"warmup": 1, "gate_after": None}, "every": 1}
+    options = {
+        "hybrid": "gate",
+        "progress": {"beta": 0.5, "redundancy": 0.0, "warmup": 1},
+        "every": 1,
+    }
     balancer = make_balancer(model, **options)
     for step in range(6):
         run_step(balancer, model, data, step)

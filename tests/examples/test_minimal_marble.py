@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from marble import Balancer
+from marble.objectives import Point
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "minimal_marble.py"
 TIMESTEPS = 2
@@ -47,7 +48,8 @@ def library_step(balancer, model, pairs, rewards, prompt, step):
     for at in torch.arange(len(x_t)).chunk(TIMESTEPS):
         with plan.recording():
             v = model(x_t[at], t[at], many[at])
-        plan.backward(v, v_old[at], x_t[at], x_0[at], t[at], torch.arange(len(prompt)))
+        point = Point(x_t[at], t[at], x_0[at], v_old=v_old[at])
+        plan.backward(v, point, torch.arange(len(prompt)))
     return plan.finish()
 
 

@@ -33,22 +33,16 @@ def test_not_a_gram_matrix():
         Harmoniser("marble", NAMES).solve([["a"]])
 
 
-def test_wrong_active_and_heldout():
+def test_wrong_active():
     balance = Harmoniser("marble", NAMES)
     with pytest.raises(MarbleError, match="active_K"):
         balance.solve(np.eye(3), np.ones(2, dtype=bool))
-    with pytest.raises(MarbleError, match="heldout"):
-        balance.solve(np.eye(3), heldout=(np.eye(2), np.ones(3)))
-    cross = np.eye(3)
-    cross[0, 1] = np.nan
-    with pytest.raises(MarbleError, match="held-out gradient of geneval"):
-        balance.solve(np.eye(3), heldout=(cross, np.ones(3)))
 
 
 def test_unknown_method_suggests_the_nearest():
-    with pytest.raises(MarbleError, match="Did you mean 'marble'"):
+    with pytest.raises(MarbleError, match="did you mean marble"):
         Harmoniser("marbel", NAMES)
-    with pytest.raises(MarbleError, match="Known: marble, mgda"):
+    with pytest.raises(MarbleError, match="known: marble, mgda"):
         Harmoniser("zzz", NAMES)
 
 

@@ -17,6 +17,12 @@ K = len(NAMES)
 OPTIONS = {"beta": 3.0, "window": 2, "redundancy": 2.0}
 
 
+def seen(balance, now, base):
+    """(progress, trust) as logged."""
+    found = balance.observe_pairs(now, base)
+    return found["progress"], found["progress_trust"]
+
+
 def harmoniser(names=NAMES, **options):
     return Harmoniser("progress", names, options={**OPTIONS, **options})
 
@@ -35,7 +41,7 @@ def test_the_weight_by_its_factors():
     follows, twins = Redundancy(K, 2.0), Twins(2)
     for epoch, rows in enumerate(advantages(1, steps=6)):
         now, base = scores(epoch, gaps=0.1)
-        found = balance.compare(now, base)
+        found = tuple(balance.observe_pairs(now, base).values())
         observe(balance, np.zeros(K), rows)
         follows.observe(rows)
         twins.add(now, base)
@@ -54,10 +60,10 @@ def test_once_there_are_twins_batch_means_do_not_count():
         observe(balance, np.arange(K) * 0.1 * t, None)
     by_means = weights(balance)
     assert by_means[0] > 0.5  # it lags
-    balance.compare(*scores(2))
+    balance.observe_pairs(*scores(2))
     by_twins = weights(balance)
     fresh = harmoniser(redundancy=0.0)
-    fresh.compare(*scores(2))
+    fresh.observe_pairs(*scores(2))
     np.testing.assert_array_equal(by_twins, weights(fresh))
     assert np.abs(by_twins - by_means).max() > 0.1
 
@@ -83,7 +89,7 @@ def test_copies_weigh_as_two(twins):
         balance = harmoniser([f"r{i}" for i in range(len(index))], redundancy=16.0)
         observe(balance, np.zeros(len(index)), rows[index])
         if twins:
-            balance.compare(now[index], base[index])
+            balance.observe_pairs(now[index], base[index])
         return weights(balance)
 
     pair, many = found([0, 0, 1]), found([0] * 5 + [1])
@@ -105,7 +111,7 @@ def test_one_that_all_oppose_gets_little_however_far_it_falls(twins):
     for t in range(20):
         observe(balance, 0.04 * t * sign[:, 0], sign * rows[index])
     if twins:
-        _, trust = balance.compare(sign * base[index] + gain, sign * base[index])
+        _, trust = seen(balance, sign * base[index] + gain, sign * base[index])
         np.testing.assert_allclose(trust, [1, 1, 1, 1, 0], atol=1e-9)
     found = weights(balance)
     assert found[-1] < 0.02
@@ -117,7 +123,7 @@ def test_noise_keeps_a_twentieth_of_its_weight():
     base = rng.standard_normal((2, 20000))
     now = np.stack([base[0], rng.standard_normal(20000)])
     balance = harmoniser(("real", "noise"), redundancy=0.0)
-    _, trust = balance.compare(now, base)
+    _, trust = seen(balance, now, base)
     assert trust[1] < 0.05
     np.testing.assert_allclose(weights(balance), [20 / 21, 1 / 21])
 
@@ -131,7 +137,7 @@ def test_a_hybrid_takes_its_progress_from_twins():
     alpha = balance.solve(gram).coefficients_K
     assert alpha[-1] > 0.4
     base = scores(4, gaps=0.0)[1]
-    balance.compare(base + 0.2 * np.arange(K)[:, None], base)  # and it is furthest ahead
+    balance.observe_pairs(base + 0.2 * np.arange(K)[:, None], base)  # and it is furthest ahead
     found, follows = balance.solve(gram).coefficients_K, balance.steer.progress
     p = 0.2 * np.arange(K) / base.std(1)
     p = shrunk(p, np.full(K, 1 / base.shape[1]), np.ones(K))
@@ -151,7 +157,7 @@ def test_state_survives_json(method):
     def go(balance, epochs):
         rows = advantages(3, steps=9)
         for epoch in epochs:
-            balance.compare(*scores(epoch))
+            balance.observe_pairs(*scores(epoch))
             observe(balance, np.sin(np.arange(K) + epoch), rows[epoch])
         return balance.cached().coefficients_K
 

@@ -188,11 +188,11 @@ def test_agrees_with_torchjd(family, k):
 
 
 def test_unknown_names_suggest_the_nearest():
-    with pytest.raises(MarbleError, match="Did you mean 'upgrad'"):
+    with pytest.raises(MarbleError, match="did you mean upgrad"):
         get_rule("upgard")
     with pytest.raises(MarbleError, match=r"no option 'cc'.*'c'|no option 'cc'"):
         get_rule("cagrad", cc=1)
-    with pytest.raises(MarbleError, match="no options"):
+    with pytest.raises(MarbleError, match="It has none"):
         get_rule("uniform", c=1)
 
 

@@ -26,7 +26,7 @@ def climb(balance, slopes, steps=40):
 
 def hybrid(kind, beta=1.0, names=NAMES, **more):
     return Harmoniser(
-        "marble", names, hybrid=kind, progress={"beta": beta, "gate_after": None}, **more
+        "marble", names, hybrid=kind, progress={"beta": beta, "redundancy": 0.0}, **more
     )
 
 

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from torch import Tensor
 
 from marble.jacobian import Jacobian
-from marble.objectives import NFT
+from marble.objectives import NFT, Point, terms
 
 TARGETS = [
     *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
@@ -94,8 +94,8 @@ class Batch:
             "timestep": self.t * 1000,
         }
 
-    def sample(self) -> tuple[Tensor, ...]:
-        return self.v_old, self.x_t, self.x_0, self.t, self.noise
+    def point(self) -> Point:
+        return Point(self.x_t, self.t, self.x_0, self.noise, v_old=self.v_old)
 
 
 def velocity(model: torch.nn.Module, batch: Batch) -> Tensor:
@@ -151,7 +151,7 @@ def literal_gradients(
     weight = weights(batch)
     v = forward(model, batch)
     for k in range(len(batch.r)):
-        plus, minus = nft.sides(v, *batch.sample())
+        plus, minus = nft.sides(v, batch.point())
         use = batch.valid[k]
         r = torch.where(use, batch.r[k], 0.0).to(plus)
         loss = (weight[k].to(plus) * (r * plus + (1 - r) * minus)).sum()
@@ -164,6 +164,12 @@ def relative_error(value: Tensor, truth: Tensor) -> float:
     """The largest error of a row, relative to that row's norm."""
     error = (value.double() - truth).norm(dim=-1) / truth.norm(dim=-1)
     return float(error.max())
+
+
+def backward(jac, v, sides, r, weight, *, slot=0, **options) -> None:
+    """The sides' two passes, with a = r and b = 1 − r."""
+    found, outside = terms(*sides, r, 1 - r, weight.to(jac.rows.data), **options)
+    jac.backward(v, found, outside=outside, slot=slot)
 
 
 def two_pass(
@@ -184,6 +190,5 @@ def two_pass(
         part = batch.part(index)
         with jac.recording(size):
             v = forward(model if model is not None else jac.model, part)
-        cotangents = nft.cotangents(v, *part.sample())
-        jac.backward(v, *cotangents, part.r, weight[:, index])
+        backward(jac, v, nft.cotangents(v, part.point()), part.r, weight[:, index])
     return jac.rows.data[0]

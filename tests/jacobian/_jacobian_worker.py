@@ -75,8 +75,8 @@ def measure(rank, group, model, batch, plan) -> dict[str, Tensor]:
     # take the mean over ranks, hence the factor.
     model.zero_grad()
     part = batch.part(slice(start, start + sum(plan[rank])))
-    plus, minus = nft.sides(velocity(model, part), *part.sample())
-    rho_plus, rho_minus = mix(C, part.r, part.valid, batch.valid.sum(1))
+    plus, minus = nft.sides(velocity(model, part), part.point())
+    rho_plus, rho_minus = mix(C, part.r, 1 - part.r, part.valid, batch.valid.sum(1))
     world = dist.get_world_size(group)
     (world * (rho_plus * plus + rho_minus * minus).sum()).backward()
     results["ordinary"] = flat_grad(model)

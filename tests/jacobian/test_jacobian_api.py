@@ -36,14 +36,10 @@ def backward_once(jac, net, *, P=None, N=None, r=None, weight=None, **options):
     with jac.recording():
         v = net(torch.ones(2, 3, 4))
     full = torch.ones_like(v)
-    jac.backward(
-        v,
-        full if P is None else P,
-        -full if N is None else N,
-        torch.full((jac.k, 2), 0.7) if r is None else r,
-        torch.full((jac.k, 2), 0.5) if weight is None else weight,
-        **options,
-    )
+    r = torch.full((jac.k, 2), 0.7) if r is None else r
+    weight = torch.full((jac.k, 2), 0.5) if weight is None else weight
+    pairs = [(full if P is None else P, r * weight), (-full if N is None else N, (1 - r) * weight)]
+    jac.backward(v, pairs, **options)
 
 
 def test_refuses_uncovered_parameters_by_name():
@@ -76,7 +72,7 @@ def test_refuses_nothing_to_train_and_odd_arguments():
     with pytest.raises(MarbleError, match="no trainable parameter"):
         Jacobian(frozen, 2)
     net = small_net(bias=False)
-    for options in ({"k": 0}, {"k": 2, "slots": 0}, {"k": 2, "target": "all"}):
+    for options in ({"k": 0}, {"k": 2, "slots": 0}):
         with pytest.raises(MarbleError):
             Jacobian(net, **options)
     with pytest.raises(MarbleError, match="3 names for 2"):
@@ -126,11 +122,11 @@ def test_a_forward_that_was_not_recorded_is_refused(model):
     jac = Jacobian(model, 2)
     v = velocity(model, batch)
     with pytest.raises(MarbleError, match="recorded forward"):
-        jac.backward(v, v.detach(), v.detach(), batch.r, weights(batch))
+        jac.backward(v, [(v.detach(), weights(batch))])
     with jac.recording(), torch.no_grad():
         v = velocity(model, batch)
     with pytest.raises(MarbleError, match="gradients enabled"):
-        jac.backward(v, v, v, batch.r, weights(batch))
+        jac.backward(v, [(v, weights(batch))])
 
 
 def test_an_ordinary_backward_of_a_recorded_forward_is_refused(model):
@@ -144,23 +140,19 @@ def test_an_ordinary_backward_of_a_recorded_forward_is_refused(model):
 def test_wrong_shapes():
     net = small_net(bias=False)
     jac = Jacobian(net, 2)
-    for name, value in {
-        "P": torch.ones(2, 4),
-        "N": torch.ones(2, 3, 5),
-        "extra": torch.ones(2),
-    }.items():
-        with pytest.raises(MarbleError, match=f"{name} has shape"):
+    for name, said, value in (
+        ("P", "cotangent 0", torch.ones(2, 4)),
+        ("N", "cotangent 1", torch.ones(2, 3, 5)),
+        ("outside", "outside", torch.ones(2)),
+    ):
+        with pytest.raises(MarbleError, match=f"{said} has shape"):
             backward_once(jac, net, **{name: value})
-    with pytest.raises(MarbleError, match=r"r_KB has shape \(2, 3\), expected \(2, 2\)"):
-        backward_once(jac, net, r=torch.ones(2, 3))
-    with pytest.raises(MarbleError, match="weight_KB has shape"):
-        backward_once(jac, net, weight=torch.ones(3, 2))
+    with pytest.raises(MarbleError, match=r"weights 0 has shape \(3, 2\), expected \(2, 2\)"):
+        backward_once(jac, net, r=torch.ones(3, 2), weight=torch.ones(3, 2))
     with pytest.raises(MarbleError, match="no slot 1"):
         backward_once(jac, net, slot=1)
-    with pytest.raises(MarbleError, match="shared_B"):
-        backward_once(jac, net, shared_B=torch.ones(2))
-    with pytest.raises(MarbleError, match="shared_B"):
-        backward_once(Jacobian(net, 2, target="reward"), net)
+    with pytest.raises(MarbleError, match="at least one term"):
+        jac.backward(torch.ones(2, 3, 4), [])
     with pytest.raises(MarbleError, match="2 finite coefficients"):
         jac.combine(torch.ones(3))
     with pytest.raises(MarbleError, match="no slot 2"):
@@ -188,7 +180,7 @@ def test_non_finite_input_names_the_reward_or_the_sample():
     r = torch.full((2, 2), 0.7)
     r[1, 0] = torch.nan
     backward_once(jac, net, r=r)
-    with pytest.raises(MarbleError, match="Reward clip: r or weight is not finite"):
+    with pytest.raises(MarbleError, match="Reward clip: a weight is not finite"):
         jac.gram()
     with pytest.raises(MarbleError, match="Reward clip"):
         jac.reduce()
@@ -213,7 +205,7 @@ def test_a_silent_reward_has_a_zero_gradient():
     net = small_net(bias=False)
     jac = Jacobian(net, 2)
     weight = torch.tensor([[0.5, 0.5], [0.0, 0.0]])
-    backward_once(jac, net, r=torch.tensor([[0.7, 0.2], [torch.nan, torch.nan]]), weight=weight)
+    backward_once(jac, net, r=torch.tensor([[0.7, 0.2], [0.5, 0.5]]), weight=weight)
     gram = jac.gram()
     assert gram[0, 0] > 0 and (gram[1] == 0).all()
 

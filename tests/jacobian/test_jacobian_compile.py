@@ -34,8 +34,8 @@ def check(model, compiled) -> None:
     c = torch.tensor([0.5, 1.5, 0.2], dtype=torch.float64)
     for index in (slice(0, 2), slice(2, 4)):
         part = batch.part(index)
-        plus, minus = nft.sides(velocity(forward_model, part), *part.sample())
-        rho_plus, rho_minus = mix(c, part.r, part.valid, batch.valid.sum(1))
+        plus, minus = nft.sides(velocity(forward_model, part), part.point())
+        rho_plus, rho_minus = mix(c, part.r, 1 - part.r, part.valid, batch.valid.sum(1))
         (rho_plus * plus + rho_minus * minus).sum().backward()
     ordinary = torch.cat([p.grad.flatten() for p in trainable(model)])
     assert relative_error(ordinary, c @ literal) <= 1e-12

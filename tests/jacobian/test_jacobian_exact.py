@@ -4,6 +4,7 @@ import pytest
 import torch
 from _jacobian_model import (
     Batch,
+    backward,
     literal_gradients,
     make_batch,
     relative_error,
@@ -28,7 +29,7 @@ DTYPES = [torch.float64, torch.float32]
 def test_equals_k_separate_backwards(dtype, adaptive, off_policy, masked, clamped):
     model = tiny_sd3(dtype)
     batch = make_batch(model, 6, 5, masked=masked, clamped=clamped, off_policy=off_policy)
-    nft = NFT(adaptive=adaptive)
+    nft = NFT(form="adaptive" if adaptive else "plain")
     rows = two_pass(Jacobian(model, 5), batch, nft, (3, 2, 1))
     assert rows.dtype == dtype
     assert relative_error(rows, literal_gradients(model, batch, nft)) <= TOLERANCE[dtype]
@@ -80,7 +81,7 @@ def test_one_weighted_backward_is_the_combination(dtype, adaptive):
     """Random coefficients, not on the simplex, with masks and clamps, over micro-batches."""
     model = tiny_sd3(dtype)
     batch = make_batch(model, 6, 5)
-    nft = NFT(adaptive=adaptive)
+    nft = NFT(form="adaptive" if adaptive else "plain")
     c = torch.tensor([0.3, 2.0, 0.0, 1.1, 0.7], dtype=torch.float64)
     expected = c @ literal_gradients(model, batch, nft)
 
@@ -93,8 +94,8 @@ def test_one_weighted_backward_is_the_combination(dtype, adaptive):
     model.zero_grad()
     for index in (slice(0, 4), slice(4, 6)):
         part = batch.part(index)
-        plus, minus = nft.sides(velocity(model, part), *part.sample())
-        rho_plus, rho_minus = mix(c, part.r, part.valid, batch.valid.sum(1))
+        plus, minus = nft.sides(velocity(model, part), part.point())
+        rho_plus, rho_minus = mix(c, part.r, 1 - part.r, part.valid, batch.valid.sum(1))
         (rho_plus * plus + rho_minus * minus).sum().backward()
     weighted = torch.cat([p.grad.flatten() for p in trainable(model)])
     assert relative_error(weighted, expected) <= TOLERANCE[dtype]
@@ -106,15 +107,15 @@ def test_weighted_backward_is_the_papers_amortised_step_without_clamps():
     batch = make_batch(model, 6, 5, masked=False, clamped=False)
     nft = NFT()
     alpha = torch.tensor([0.1, 0.2, 0.3, 0.25, 0.15], dtype=torch.float64)
-    advantage = (batch.r - 0.5) * 2 * nft.a_max
-    assert advantage.abs().max() < nft.a_max
-    combined = (0.5 + (alpha @ advantage) / (2 * nft.a_max)).clamp(0, 1)
-    plus, minus = nft.sides(velocity(model, batch), *batch.sample())
+    advantage = (batch.r - 0.5) * 2 * nft.options.a_max
+    assert advantage.abs().max() < nft.options.a_max
+    combined = (0.5 + (alpha @ advantage) / (2 * nft.options.a_max)).clamp(0, 1)
+    plus, minus = nft.sides(velocity(model, batch), batch.point())
     loss = (combined * plus + (1 - combined) * minus).mean()
     paper = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable(model))])
 
-    rho_plus, rho_minus = mix(alpha, batch.r, batch.valid)
-    plus, minus = nft.sides(velocity(model, batch), *batch.sample())
+    rho_plus, rho_minus = mix(alpha, batch.r, 1 - batch.r, batch.valid)
+    plus, minus = nft.sides(velocity(model, batch), batch.point())
     loss = (rho_plus * plus + rho_minus * minus).sum()
     ours = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable(model))])
     assert relative_error(ours, paper) <= 1e-12
@@ -133,7 +134,7 @@ def test_bf16_autocast_is_no_worse_than_separate_bf16_backwards():
             for off_policy in (True, False):
                 model = tiny_sd3(seed=seed)
                 batch = make_batch(model, 8, 5, seed=seed, off_policy=off_policy)
-                nft = NFT(adaptive=adaptive)
+                nft = NFT(form="adaptive" if adaptive else "plain")
                 truth = literal_gradients(model, batch, nft)
                 model.float()
                 low = Batch(**{n: x if n in ("r", "valid") else x.float()
@@ -157,9 +158,9 @@ def test_backward_called_under_autocast_is_not_rounded():
         jac = Jacobian(model, 3)
         with torch.autocast("cpu", torch.bfloat16), jac.recording():
             v = velocity(model, batch)
-        P, N = NFT().cotangents(v, *batch.sample())
+        P, N = NFT().cotangents(v, batch.point())
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            jac.backward(v, P, N, batch.r, weights(batch))
+            backward(jac, v, (P, N), batch.r, weights(batch))
         rows.append(jac.rows.data[0])
     assert torch.equal(*rows)
 
@@ -189,7 +190,7 @@ def test_plain_linear_layers_shared_weights_and_unused_layers():
     with jac.recording():
         v = net(x)
     P, N = v.detach() - target, v.detach() + target
-    jac.backward(v, P, N, r, weight)
+    backward(jac, v, (P, N), r, weight)
     for k in range(3):
         cotangent = (weight[k] * r[k])[:, None, None, None] * P
         cotangent = cotangent + (weight[k] * (1 - r[k]))[:, None, None, None] * N
@@ -211,8 +212,8 @@ def test_slots_add_up_and_cross():
         part = batch.part(index)
         with jac.recording():
             v = velocity(model, part)
-        cotangents = NFT().cotangents(v, *part.sample())
-        jac.backward(v, *cotangents, part.r, weight[:, index], slot=slot)
+        cotangents = NFT().cotangents(v, part.point())
+        backward(jac, v, cotangents, part.r, weight[:, index], slot=slot)
         parts.append(jac.rows.data[slot].clone())
     close = {"rtol": 1e-11, "atol": 1e-14}
     torch.testing.assert_close(parts[0] + parts[1], literal, **close)
@@ -237,7 +238,7 @@ def test_target_reward_keeps_the_common_pull_outside(with_extra):
         return 0.01 * v.square().sum() / 6 if with_extra else 0.0 * v.sum()
 
     v = velocity(model, batch)
-    plus, minus = nft.sides(v, *batch.sample())
+    plus, minus = nft.sides(v, batch.point())
     rows = []
     for k in range(3):
         signed = weight[k] * torch.where(batch.valid[k], 2 * batch.r[k] - 1, 0.0)
@@ -249,22 +250,22 @@ def test_target_reward_keeps_the_common_pull_outside(with_extra):
     common = ((plus + minus) / 2).mean() + outside_loss(v)
     common = torch.cat([g.flatten() for g in torch.autograd.grad(common, trainable(model))])
 
-    jac = Jacobian(model, 3, target="reward")
+    jac = Jacobian(model, 3)
     for index in (slice(0, 4), slice(4, 6)):
         part = batch.part(index)
         with jac.recording():
             v = velocity(model, part)
         extra = 0.02 * v.detach() / 6 if with_extra else None
         shared = torch.full((len(part.t),), 1 / 6, dtype=torch.float64)
-        jac.backward(v, *nft.cotangents(v, *part.sample()), part.r, weight[:, index],
-                     shared_B=shared, extra=extra)  # fmt: skip
+        backward(jac, v, nft.cotangents(v, part.point()), part.r, weight[:, index],
+                 common_B=shared, extra=extra)  # fmt: skip
     assert relative_error(jac.rows.data[0], literal) <= 1e-12
     torch.testing.assert_close(jac.gram(), literal @ literal.T, rtol=1e-11, atol=0)
     assert relative_error(jac.combine(c), c @ literal + common) <= 1e-12
 
     v = velocity(model, batch)
-    plus, minus = nft.sides(v, *batch.sample())
-    rho_plus, rho_minus = mix(c, batch.r, batch.valid, target="reward")
+    plus, minus = nft.sides(v, batch.point())
+    rho_plus, rho_minus = mix(c, batch.r, 1 - batch.r, batch.valid, target="reward")
     loss = (rho_plus * plus + rho_minus * minus).sum() + outside_loss(v)
     once = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable(model))])
     assert relative_error(once, c @ literal + common) <= 1e-12
@@ -280,8 +281,8 @@ def test_extra_with_full_target_is_added_unweighted():
     jac = Jacobian(model, 3)
     with jac.recording():
         v = velocity(model, batch)
-    P, N = NFT().cotangents(v, *batch.sample())
-    jac.backward(v, P, N, batch.r, weights(batch), extra=2 * v.detach())
+    P, N = NFT().cotangents(v, batch.point())
+    backward(jac, v, (P, N), batch.r, weights(batch), extra=2 * v.detach())
     assert relative_error(jac.rows.data[0], literal) <= 1e-12
     c = torch.tensor([2.0, 0.0, 0.5], dtype=torch.float64)
     jac.write_grad(c)

@@ -19,49 +19,49 @@ def reward_loss(k: int) -> torch.Tensor:
 
 
 def test_is_the_combination_of_masked_means():
-    plus, minus = mix(C, R)
+    plus, minus = mix(C, R, 1 - R)
     assert float((plus * PLUS + minus * MINUS).sum()) == pytest.approx(
         float(C[0] * reward_loss(0) + C[1] * reward_loss(1)), rel=1e-14
     )
 
 
 def test_micro_batches_with_global_counts_add_up():
-    whole = mix(C, R)
+    whole = mix(C, R, 1 - R)
     count = (~R.isnan()).sum(1)
-    parts = [mix(C, R[:, i : i + 1], None, count) for i in range(3)]
+    parts = [mix(C, R[:, i : i + 1], 1 - R[:, i : i + 1], None, count) for i in range(3)]
     for side in (0, 1):
         torch.testing.assert_close(torch.cat([p[side] for p in parts]), whole[side])
 
 
 def test_validity_wins_over_values():
     valid = torch.tensor([[True, False, False], [True, True, False]])
-    plus, minus = mix(C, R.nan_to_num(0.3), valid)
+    plus, minus = mix(C, R.nan_to_num(0.3), 1 - R.nan_to_num(0.3), valid)
     torch.testing.assert_close(plus[2], torch.zeros((), dtype=torch.float64))
     torch.testing.assert_close(plus[1] + minus[1], C[1] / 2)
 
 
 def test_target_reward_splits_pull_and_common_term():
-    plus, minus = mix(C, R, target="reward")
+    plus, minus = mix(C, R, 1 - R, target="reward")
     torch.testing.assert_close(plus + minus, torch.full((3,), 1 / 3, dtype=torch.float64))
     valid = ~R.isnan()
     pull = (C / valid.sum(1)) @ (R - 0.5).nan_to_num(0.0)
     torch.testing.assert_close(plus - minus, 2 * pull)
-    half = mix(C, R[:, :2], None, valid.sum(1), target="reward", total=3)
+    half = mix(C, R[:, :2], 1 - R[:, :2], None, valid.sum(1), target="reward", total=3)
     torch.testing.assert_close(half[0], plus[:2])
 
 
 def test_a_silent_reward_adds_nothing():
     r = torch.stack([R[0], torch.full((3,), NAN, dtype=torch.float64)])
-    plus, minus = mix(C, r)
-    alone = mix(C[:1], R[:1])
+    plus, minus = mix(C, r, 1 - r)
+    alone = mix(C[:1], R[:1], 1 - R[:1])
     torch.testing.assert_close(plus, alone[0])
     torch.testing.assert_close(minus, alone[1])
 
 
 def test_wrong_input():
-    with pytest.raises(MarbleError, match=r"\[K\] and \[K, N\]"):
-        mix(C[:1], R)
+    with pytest.raises(MarbleError, match=r"\[K\], \[K, N\]"):
+        mix(C[:1], R, R)
     with pytest.raises(MarbleError, match="they must agree"):
-        mix(C, R, torch.ones(2, 2, dtype=torch.bool))
+        mix(C, R, R, torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(MarbleError, match="unknown target"):
-        mix(C, R, target="both")
+        mix(C, R, R, target="both")

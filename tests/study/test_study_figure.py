@@ -54,7 +54,7 @@ def test_worst_gains_of_several_settings_stand_side_by_side():
 def test_progress_by_batches_is_what_the_rule_measures():
     """The figure's reference is `Progress` without twins, on the same batches."""
     rows = [{"reward/a/mean": 0.1 * i + (i % 3), "reward/a/std": 1.0 + i % 2} for i in range(20)]
-    rule = Progress(warmup=5, momentum=0.9, gate_after=None)
+    rule = Progress(warmup=5, decay=0.9)
     expected = []
     for row in rows:
         rule.observe(np.array([row["reward/a/mean"]]), np.array([row["reward/a/std"]]))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from marble.objectives import points
 from marble.training import optimise
 from marble.training.optimise import Settings, kl_offset, split_epoch
 
@@ -138,7 +139,7 @@ def test_several_steps_an_epoch_and_inner_epochs(trainer, monkeypatch):
     assert sorted(len(part) for _, part in seen[:4]) == [4, 4, 5, 5]
     assert seen[0][1] != seen[2][1]  # dealt anew in the second pass
     noise = [
-        optimise.pair_noise(run.last[0].samples[:1], run.last[0].latents, 0, n, 0) for n in (0, 1)
+        points.pair_noise(run.last[0].samples[:1], run.last[0].latents, 0, n, 0) for n in (0, 1)
     ]
     assert not torch.equal(*noise)
 
@@ -189,7 +190,7 @@ def test_kl_on_every_mth_timestep_is_unbiased(trainer, monkeypatch):
 
 
 def test_kl_offsets_are_all_used():
-    settings = Settings(seed=0, batch_size=1, timesteps=1, kl=1.0, kl_every=4)
+    settings = Settings(seed=0, batch_size=1, pairs=1, kl=1.0, kl_every=4)
     counts = Counter(kl_offset(settings, step) for step in range(400))
     assert set(counts) == {0, 1, 2, 3}
     assert min(counts.values()) > 60

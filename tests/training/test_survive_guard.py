@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from marble.balance import StepReport
 from marble.errors import MarbleError
+from marble.objectives import points
 from marble.recipe import load_recipe
 from marble.training import guard as guards
-from marble.training import loop, optimise
+from marble.training import loop
 from marble.training.guard import Guard
 from marble.training.memory import savings
 
@@ -26,7 +27,7 @@ def recipe(tmp_path_factory):
 @pytest.fixture
 def poison(monkeypatch):
     """Makes the noise of chosen samples NaN, so that their loss is not finite."""
-    real, chosen = optimise.pair_noise, {}
+    real, chosen = points.pair_noise, {}
 
     def noise(samples, like, *args):
         value = real(samples, like, *args)
@@ -36,7 +37,7 @@ def poison(monkeypatch):
                 value[i] = float("nan")
         return value
 
-    monkeypatch.setattr(optimise, "pair_noise", noise)
+    monkeypatch.setattr(points, "pair_noise", noise)
     return chosen
 
 

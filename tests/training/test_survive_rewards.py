@@ -23,7 +23,10 @@ SKIPPED = {"exception": 1, "length": 12, "nan": 1, "inf": 1, "hang": 12}
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("rewards"))
+    path = make_world(tmp_path_factory.mktemp("rewards"))
+    # The faulty reward counts its calls: training alone may ask it.
+    path.write_text(path.read_text().replace("probe: 4", "probe: 0"))
+    return path
 
 
 def settings(recipe, tmp_path, kind, at, *more):

@@ -70,7 +70,7 @@ def test_ctrl_c_waits_for_the_step_and_a_second_one_does_not(recipe, tmp_path):
     out, said, sleeping = tmp_path / "run", tmp_path / "said", tmp_path / "sleeping"
     (tmp_path / "slow.py").write_text(SLOW.replace("SIGN", str(sleeping)))
     slow = [rewards_override(tmp_path / "slow.py", "slow"), "rollout.batch_size=12"]
-    slow += ["eval.at_start=false"]
+    slow += ["eval.at_start=false", "train.probe=0"]
     process = start_cli(said, "train", recipe, *slow, "--out", out, "--device", "cpu")
     wait_for(sleeping.exists, process)
     os.kill(process.pid, signal.SIGINT)

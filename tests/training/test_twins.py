@@ -120,7 +120,7 @@ def test_a_run_measures_from_the_second_epoch_on_and_uses_it(tmp_path):
     np.testing.assert_allclose(now, np.concatenate(drawn, 1), atol=1e-4)
     # What is logged, and the weights of the last step, are what these twins say.
     np.testing.assert_allclose(of(table[-1], "progress"), relative_gains(now, base), rtol=1e-9)
-    options = {"beta": 12.0, "window": 3, "redundancy": 4.0, "gate_after": None}
+    options = {"beta": 12.0, "window": 3, "redundancy": 4.0}
     balance = Harmoniser("progress", NAMES, options=options)
     balance.load_state_dict(state)
     found = of(table[-1], "coefficient")

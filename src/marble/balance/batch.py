@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marble.advantage import Advantages, advantages, to_probability
+from marble.advantage import Advantages, advantages
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,7 @@ class Batch:
 
     adv: Advantages
     merged_N: Tensor
-    """One advantage a sample, of the rewards summed (NaN where none applies)."""
-    merged_r_N: Tensor
+    """One advantage per sample, of the rewards summed (NaN where none applies)."""
     means_K: np.ndarray
     """Mean score of the valid samples, NaN where there is none; of the whole epoch."""
     stds_K: np.ndarray
@@ -30,8 +29,8 @@ class Batch:
     def select(self, index: Tensor) -> Batch:
         """The samples at `index`; their advantages stay those of the whole epoch."""
         a = self.adv
-        part = Advantages(a.adv_KN[:, index], a.r_KN[:, index], a.valid_KN[:, index], a.counts_K)
-        return Batch(part, self.merged_N[index], self.merged_r_N[index], self.means_K, self.stds_K)
+        part = Advantages(a.adv_KN[:, index], a.valid_KN[:, index], a.counts_K)
+        return Batch(part, self.merged_N[index], self.means_K, self.stds_K)
 
 
 def make_batch(
@@ -40,21 +39,21 @@ def make_batch(
     *,
     names: list[str],
     weights_K: Tensor,
-    merge: str = "weighted_sum",
+    merge: str = "rewards",
     std: str = "batch",
     a_max: float = 5.0,
 ) -> Batch:
     """Advantages per reward, and merged as `merge` says.
 
-    weighted_sum: Σ_k w_k R_k over the applicable rewards, then one advantage of the sum.
-    gdpo: Σ_k w_k A_k over the applicable rewards, then divided by its own std over the batch.
+    rewards: Σ_k w_k R_k over the applicable rewards, then one advantage of the sum.
+    advantages: Σ_k w_k A_k over the applicable rewards, then divided by its own std over the batch.
     """
     rewards = torch.as_tensor(rewards_KN).detach().to("cpu", torch.float64)
     group_N = torch.as_tensor(group_N).cpu()
     adv = advantages(rewards, group_N, std=std, a_max=a_max, names=names)  # type: ignore[arg-type]
     weights = weights_K.to(rewards)[:, None]
     applies = adv.valid_KN.any(0)
-    if merge == "gdpo":
+    if merge == "advantages":
         total = torch.where(adv.valid_KN, adv.adv_KN, 0.0).mul(weights).sum(0)
         spread = total[applies].std(correction=0) if bool(applies.any()) else total.new_ones(())
         merged = torch.where(applies, total / (spread + 1e-4), torch.nan)
@@ -66,4 +65,4 @@ def make_batch(
     count = adv.valid_KN.sum(1).to(torch.float64)
     means = known.sum(1) / count
     spread_K = torch.where(adv.valid_KN, rewards - means[:, None], 0.0).square().sum(1) / count
-    return Batch(adv, merged, to_probability(merged, a_max), means.numpy(), spread_K.sqrt().numpy())
+    return Batch(adv, merged, means.numpy(), spread_K.sqrt().numpy())

@@ -1,13 +1,12 @@
-"""Which rewards take part in a step, for methods that choose: single, dropout, sequential."""
+"""Which rewards take part in a step, for methods whose caller chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-Gate = Callable[[int], np.ndarray]
-"""Optimiser step → bool [K]. A pure function of the step, so that resuming needs no state."""
+from marble.harmonise import Gate
 
 
 def all_rewards(k: int) -> Gate:
@@ -21,19 +20,6 @@ def only(k: int, chosen: int) -> Gate:
     return lambda step: mask
 
 
-def dropout(k: int, rate: float, seed: int) -> Gate:
-    """Each reward sits a step out with probability `rate`; when all would, one of them stays."""
-
-    def gate(step: int) -> np.ndarray:
-        rng = np.random.default_rng([seed, step, 0xD0])
-        kept = rng.random(k) >= rate
-        if not kept.any():
-            kept[rng.integers(k)] = True
-        return kept
-
-    return gate
-
-
 def stages(k: int, starts: Sequence[int], members: Sequence[Sequence[int]]) -> Gate:
     """`sequential`: from step `starts[i]` on, the rewards `members[i]`."""
 
@@ -42,8 +28,3 @@ def stages(k: int, starts: Sequence[int], members: Sequence[Sequence[int]]) -> G
         return np.isin(np.arange(k), members[max(stage, 0)])
 
     return gate
-
-
-def gate_for(method: str, k: int, seed: int) -> Gate:
-    """The gate of a method when the caller gives none."""
-    return dropout(k, 0.5, seed) if method == "dropout" else all_rewards(k)

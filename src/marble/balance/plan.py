@@ -4,51 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from marble.balance.batch import Batch
+from marble.balance.gradients import Gradients, sum_grads
+from marble.balance.report import Decide, Decision, StepReport
+from marble.balance.rows import StepRows
 from marble.balance.tally import Tally
 from marble.errors import MarbleError
-from marble.harmonise import Solution
-from marble.objectives import mix
-
-if TYPE_CHECKING:
-    from marble.balance.balancer import Balancer
-
-
-@dataclass
-class StepReport:
-    """What a finished step has to say: coefficients and, where they were measured, the geometry.
-
-    coefficients_K: c of the step Σ c_k g_k (for merged methods: the rewards' weights).
-    loss: Σ c_k ℓ_k, without KL. kl, old_deviation: mean ‖v − v_ref‖² (of the pairs that had a
-    v_ref) and mean ‖v − v_old‖². harmony_sum: what the weighted sum's direction would have had.
-    finite: False means that `.grad` is None everywhere; skip the step. `bad_samples` are the
-    positions in the batch, on any process, whose loss was not finite.
-    """
-
-    coefficients_K: np.ndarray
-    alpha_K: np.ndarray
-    alpha_raw_K: np.ndarray
-    norms_K: np.ndarray | None = None
-    cos_KK: np.ndarray | None = None
-    harmony: dict[str, float] | None = None
-    harmony_heldout: dict[str, float] | None = None
-    harmony_sum: dict[str, float] | None = None
-    gap: float | None = None
-    loss: float = float("nan")
-    kl: float = float("nan")
-    old_deviation: float = float("nan")
-    refreshed: bool = False
-    finite: bool = True
-    bad_samples: list[int] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
+from marble.objectives import Objective, Point, terms
+from marble.objectives.base import column
 
 
 class Plan:
@@ -61,26 +28,28 @@ class Plan:
     """
 
     def __init__(
-        self, balancer: Balancer, batch: Batch, step: int, pairs: int, recorded: int
+        self,
+        rows: StepRows,
+        objective: Objective,
+        gradients: Gradients,
+        decide: Decide,
+        *,
+        pairs: int,
+        recorded: int,
+        target: str,
+        scale: float,
     ) -> None:
-        self._b, self.batch, self.step = balancer, batch, step
-        self._pairs, self._recorded, self._seen, self._dealt = pairs, recorded, 0, 0
-        # The rewards and, as a last row, their sum.
-        present = ~batch.merged_N.isnan()
-        self._r_RN = torch.cat([batch.adv.r_KN, batch.merged_r_N[None]])
-        self._valid_RN = torch.cat([batch.adv.valid_KN, present[None]])
-        self._count_R = self._valid_RN.sum(1).clamp_min(1) * pairs
-        self._tally = Tally(self._r_RN, self._valid_RN, self._count_R)
-        self.share_RS = torch.zeros(len(self._r_RN), 2, dtype=torch.float64)
-        """Part of each row's pairs that a half of the step holds; of all processes once solved."""
-        self._slot_N = torch.full((batch.size,), -1)
+        self._rows, self._objective, self._gradients = rows, objective, gradients
+        self._decide, self._target, self._scale = decide, target, scale
+        self._size = rows.a_RN.shape[1]
+        self._pairs, self._recorded, self._seen = pairs, recorded, 0
+        self._tally = Tally(rows.a_RN, rows.b_RN, rows.valid_RN, rows.count_R)
+        self._decision: Decision | None = None
         self._rho: tuple[Tensor, Tensor] | None = None
-        self._solution: Solution | None = None
         self._notes: tuple[str, ...] = ()
-        self.report: StepReport | None = None
-        self.active_K = balancer.active(batch, step)
+        gradients.begin(self._size)
         if recorded == 0:
-            self._settle(balancer.ordinary(step, self.active_K))
+            self._settle(decide(False))
 
     @property
     def records(self) -> bool:
@@ -93,182 +62,140 @@ class Plan:
 
         A compiled model needs ``batch``, the number of samples of the forward.
         """
-        with self._b.jacobian.recording(batch) if self.records else self._b.no_sync():
+        gradients = self._gradients
+        with gradients.jacobian.recording(batch) if self.records else gradients.no_sync():
             yield
 
-    def backward(
-        self,
-        v: Tensor,
-        v_old: Tensor,
-        x_t: Tensor,
-        x_0: Tensor,
-        t_B: Tensor,
-        index: Tensor,
-        *,
-        noise: Tensor | None = None,
-        v_ref: Tensor | None = None,
-        kl: float = 0.0,
-    ) -> None:
-        """Adds a micro-batch; `index` are its samples' positions in the step's batch.
+    def backward(self, v: Tensor, point: Point, index: Tensor) -> None:
+        """Adds a micro-batch: v_θ at `point`; `index` are its samples' positions in the batch.
 
-        `kl` weighs mean‖v − v_ref‖² over the step's pairs, outside the balance.
+        `point.kl` weighs the objective's penalty over the step's pairs, outside the balance.
         """
-        if self._solution is None and not self.records:
+        if self._decision is None and not self.records:
             self._solve()
         at = self._positions(index, v)
-        P, N = self._b.objective.cotangents(v, v_old, x_t, x_0, t_B, noise)
-        extra = None
         with torch.no_grad():
-            if v_ref is not None and kl > 0:
-                difference = v.to(P.dtype) - v_ref.to(P.dtype)
-                pairs = self.batch.size * self._pairs
-                extra = difference * (2 * kl / (difference[0].numel() * pairs))
-                self._tally.add_kl(difference.square().flatten(1).mean(1).double().cpu())
+            P, N = self._objective.cotangents(v, point)
+            extra = None
+            if point.v_ref is not None and point.kl > 0:
+                weight = point.kl / (self._size * self._pairs)
+                value_B, extra = self._objective.penalty(v.detach(), point, weight)
+                self._tally.add_kl(value_B.double().cpu())
             # Sides that are not finite are left out here, and with them the whole step in the end;
             # until then all processes need sums that stay in one piece.
-            P, N = self._scaled(P, v), self._scaled(N, v)
-            finite_B = _finite(P) & _finite(N)
+            P = self._scaled(P, v)
+            finite_B = _finite(P)
+            if N is not None:
+                N = self._scaled(N, v)
+                finite_B &= _finite(N)
             if extra is not None:
                 extra = self._scaled(extra, v)
                 finite_B &= _finite(extra)
-            self._watch(v, v_old, x_t, x_0, t_B, noise, at, finite_B)
-            keep = _column(finite_B, v)
-            P, N = torch.where(keep, P, 0.0), torch.where(keep, N, 0.0)
+            self._watch(v.detach(), point, at, finite_B)
+            keep = column(finite_B, v)
+            P = torch.where(keep, P, 0.0)
+            N = None if N is None else torch.where(keep, N, 0.0)
             extra = None if extra is None else torch.where(keep, extra, 0.0)
         if self.records:
             self._record(v, P, N, at, extra)
         else:
             assert self._rho is not None
-            plus, minus = (_column(side[at].to(P.device, P.dtype), v) for side in self._rho)
-            cotangent = plus * P + minus * N
+            plus, minus = (column(side[at].to(P.device, P.dtype), v) for side in self._rho)
+            cotangent = plus * P if N is None else plus * P + minus * N
             cotangent = cotangent if extra is None else cotangent + extra
             torch.autograd.backward(v, cotangent.to(v.dtype))
         self._seen += 1
 
     def finish(self) -> StepReport:
         """Sums over processes; the gradient is in `.grad` then, or None there if not finite."""
-        b = self._b
-        if self._solution is None:
+        gradients = self._gradients
+        if self._decision is None:
             self._solve()
-        assert self._solution is not None
-        _all_reduce_grads(b.parameters)
-        self._tally.reduce(b.parameters[0].device)
+        assert self._decision is not None
+        parameters = gradients.parameters
+        sum_grads(parameters)
+        self._tally.reduce(parameters[0].device)
         self._tally.check(self._pairs)
-        for p in b.parameters:
-            if p.grad is not None and b.scale != 1:
-                p.grad.div_(b.scale)
+        for p in parameters:
+            if p.grad is not None and self._scale != 1:
+                p.grad.div_(self._scale)
         bad = self._tally.bad_samples
         if self._recorded and not bad and not self._notes:
-            b.jacobian.write_grad(torch.as_tensor(b.direction(self._solution)))
-        self.report = self._report(bad)
-        if not self.report.finite:
-            for parameter in b.parameters:
+            gradients.jacobian.write_grad(torch.as_tensor(self._decision.direction_R))
+        report = self._report(self._decision, bad)
+        if not report.finite:
+            for parameter in parameters:
                 parameter.grad = None
-        return self.report
+        return report
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _positions(self, index: Tensor, v: Tensor) -> Tensor:
         at = torch.as_tensor(index).cpu().long()
-        if at.shape != v.shape[:1] or bool(((at < 0) | (at >= self.batch.size)).any()):
+        if at.shape != v.shape[:1] or bool(((at < 0) | (at >= self._size)).any()):
             raise MarbleError(
                 f"backward: index must give the position in the step's batch (0 to "
-                f"{self.batch.size - 1}) of each of the {len(v)} samples, got {at.tolist()}."
+                f"{self._size - 1}) of each of the {len(v)} samples, got {at.tolist()}."
             )
         return at
 
     def _scaled(self, side: Tensor, v: Tensor) -> Tensor:
         """Times the loss scale, and infinite where the model's own precision would overflow."""
-        side = side * self._b.scale
+        side = side * self._scale
         return side.to(v.dtype).to(side.dtype) if v.dtype == torch.float16 else side
 
-    def _record(self, v: Tensor, P: Tensor, N: Tensor, at: Tensor, extra: Tensor | None) -> None:
-        b = self._b
-        weight = self._valid_RN[:, at] / self._count_R[:, None].double()
+    def _record(
+        self, v: Tensor, P: Tensor, N: Tensor | None, at: Tensor, extra: Tensor | None
+    ) -> None:
+        rows, gradients = self._rows, self._gradients
+        share = rows.share(at)
         # Samples that no reward applies to take no part, the common pull included.
-        shared = weight[-1] if b.target == "reward" else None
-        slot = self._slot(at)
-        self.share_RS[:, slot] += weight.sum(1)
-        b.jacobian.backward(
-            v,
+        common = share[-1] if self._target == "reward" else None
+        found, outside = terms(
             P,
             N,
-            self._r_RN[:, at],
-            weight,
-            shared_B=shared,
+            rows.a_RN[:, at].to(v.device),
+            rows.b_RN[:, at].to(v.device),
+            share.to(gradients.jacobian.rows.data),
+            common_B=common,
             extra=extra,
-            slot=slot,
         )
+        gradients.add(v, found, outside, share, at)
 
-    def _slot(self, at: Tensor) -> int:
-        """The half of the step a micro-batch goes to.
-
-        A sample stays in its half at all its timesteps: halves that share a picture share its
-        noise, and would agree with each other more than with a new batch.
-        """
-        slots = self._b.jacobian.slots
-        known = int(self._slot_N[at].max())
-        if known < 0:
-            known = (self._dealt + self._b.rank) % slots
-            self._dealt += 1
-        self._slot_N[at] = known
-        return known
-
-    def _settle(self, solution: Solution) -> None:
+    def _settle(self, decision: Decision) -> None:
         """Fixes the coefficients and, from them, the weights of the single backward."""
-        self._solution = solution
-        b, r, valid, count = self._b, self._r_RN, self._valid_RN, self._count_R
-        c = torch.as_tensor(b.direction(solution))
-        if b.merged:
-            self._rho = mix(c[-1:], r[-1:], valid[-1:], count[-1:])
-            return
-        total = int(count[-1])
-        plus, minus = mix(c[:-1], r[:-1], valid[:-1], count[:-1], target=b.target, total=total)
-        self._rho = (plus * valid[-1], minus * valid[-1])
+        self._decision = decision
+        self._rho = self._rows.mixed(decision, self._target)
 
     def _solve(self) -> None:
         """Unless something is not finite: then the step is lost, but not the balance's state."""
-        b = self._b
-        b.reduce()
-        if b.jacobian.slots > 1 and dist.is_available() and dist.is_initialized():
-            shares = self.share_RS.to(b.parameters[0].device, torch.float32)
-            dist.all_reduce(shares)
-            self.share_RS = shares.double().cpu()
-        lost = b.not_finite()
+        gradients = self._gradients
+        gradients.reduce(self._scale)
+        lost = gradients.not_finite()
         if lost:
             self._notes = (f"The gradient of {', '.join(lost)} is not finite: no step.",)
-        if self._tally.any_bad(b.parameters[0].device) or lost:
-            self._settle(b.ordinary(self.step, self.active_K))
-        else:
-            self._settle(b.solve(self))
+        bad = self._tally.any_bad(gradients.parameters[0].device)
+        self._settle(self._decide(not (bad or lost)))
 
-    def _watch(
-        self,
-        v: Tensor,
-        v_old: Tensor,
-        x_t: Tensor,
-        x_0: Tensor,
-        t_B: Tensor,
-        noise: Tensor | None,
-        at: Tensor,
-        finite_B: Tensor,
-    ) -> None:
+    def _watch(self, v: Tensor, point: Point, at: Tensor, finite_B: Tensor) -> None:
         """Adds losses and distances to the tally, and the samples whose loss is not finite."""
-        plus, minus = self._b.objective.sides(v.detach(), v_old, x_t, x_0, t_B, noise)
-        deviation = (v.detach().float() - v_old.float()).square().flatten(1).mean(1)
+        plus, minus = self._objective.sides(v, point)
+        minus = torch.zeros_like(plus) if minus is None else minus
+        deviation = torch.full_like(plus, torch.nan)
+        if point.v_old is not None:
+            deviation = (v.float() - point.v_old.float()).square().flatten(1).mean(1).to(plus)
         finite_B &= plus.isfinite() & minus.isfinite()
         # One copy to the host for all of them.
-        columns = torch.stack([plus, minus, deviation.to(plus), finite_B.to(plus)]).double().cpu()
+        columns = torch.stack([plus, minus, deviation, finite_B.to(plus)]).double().cpu()
         self._tally.add(at, columns[0], columns[1], columns[2], columns[3] > 0)
 
-    def _report(self, bad: list[int]) -> StepReport:
-        b, solution = self._b, self._solution
-        assert solution is not None
+    def _report(self, decision: Decision, bad: list[int]) -> StepReport:
+        solution = decision.solution
         notes = solution.notes + self._notes
         if bad:
             notes += (f"The loss of {len(bad)} samples is not finite: no step.",)
-        loss = float(b.direction(solution) @ self._tally.losses_R.numpy())
-        grads = [p.grad for p in b.parameters if p.grad is not None]
+        loss = float(decision.direction_R @ self._tally.losses_R.numpy())
+        grads = [p.grad for p in self._gradients.parameters if p.grad is not None]
         overflow = not bool(torch.nn.utils.get_total_norm(grads, torch.inf).isfinite())
         if overflow and not bad and not self._notes:
             notes += ("The gradient is not finite: no step.",)
@@ -281,7 +208,7 @@ class Plan:
             cos_KK=solution.cos_KK,
             harmony=solution.harmony,
             harmony_heldout=solution.harmony_heldout,
-            harmony_sum=b.sum_harmony if measured else None,
+            harmony_sum=decision.harmony_sum if measured else None,
             gap=solution.gap,
             loss=loss,
             kl=self._tally.kl,
@@ -295,21 +222,3 @@ class Plan:
 
 def _finite(side: Tensor) -> Tensor:
     return side.flatten(1).isfinite().all(1)
-
-
-def _column(value_B: Tensor, like: Tensor) -> Tensor:
-    return value_B.view(-1, *[1] * (like.dim() - 1))
-
-
-def _all_reduce_grads(parameters: list[nn.Parameter]) -> None:
-    """Sums `.grad` over processes, as one vector; a process that had no micro-batch adds zeros."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    flat = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
-    dist.all_reduce(flat)
-    for p, value in zip(parameters, flat.split([p.numel() for p in parameters])):
-        assert p.grad is not None
-        p.grad.copy_(value.view_as(p))

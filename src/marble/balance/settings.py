@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +10,8 @@ from torch import Tensor, nn
 
 from marble.balance.gates import Gate
 from marble.errors import MarbleError
-from marble.harmonise import RULES
-
-MERGED = ("weighted_sum", "gdpo")
-"""Methods that merge rewards into one advantage before any gradient."""
-GATED = ("single", "dropout", "sequential")
-"""Methods that are a choice of rewards per step."""
+from marble.harmonise import Rule
+from marble.objectives import Objective
 
 
 def reward_weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> Tensor:
@@ -30,7 +25,8 @@ def reward_weights(weights: Mapping[str, float] | None, names: Sequence[str]) ->
 
 def check_settings(
     model: nn.Module,
-    method: str,
+    rule: type[Rule],
+    objective: Objective,
     target: str,
     metric: str,
     optimizer: torch.optim.Optimizer | None,
@@ -39,23 +35,22 @@ def check_settings(
     gate: Gate | None,
 ) -> None:
     """Settings that would otherwise fail, or silently do something else, in the middle of a run."""
-    known = (*RULES, *MERGED, *GATED)
-    if method not in known:
-        close = difflib.get_close_matches(str(method), known, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        listed = ", ".join(known)
-        raise MarbleError(f"There is no balancing method {method!r}. {hint}Known: {listed}.")
     if target not in ("full", "reward"):
         raise MarbleError(f"target = {target!r}: choose 'full' or 'reward'.")
+    if target == "reward" and not objective.common_pull:
+        raise MarbleError(
+            f"target 'reward' splits off the pull that is common to all rewards; objective "
+            f"{objective.name} has none: its whole gradient is driven by rewards. Use 'full'."
+        )
     if metric not in ("plain", "adam"):
         raise MarbleError(f"metric = {metric!r}: choose 'plain' or 'adam'.")
     if metric == "adam" and optimizer is None:
         raise MarbleError("metric='adam' reads Adam's second moments: give optimizer=.")
     if debias and gradient_ema:
         raise MarbleError("debias and gradient_ema both cure noise in the Gram matrix: take one.")
-    if method in ("single", "sequential") and gate is None:
+    if rule.gated and gate is None:
         raise MarbleError(
-            f"Method {method!r} needs to know which rewards take part when: give gate=, for "
+            f"Method {rule.name!r} needs to know which rewards take part when: give gate=, for "
             "example marble.balance.gates.only(k, 0) or .stages(k, [0, 100], [[0], [0, 1]])."
         )
     if not any(p.requires_grad for p in model.parameters()):
@@ -68,12 +63,11 @@ def check_settings(
         )
 
 
-def rule_of(
-    method: str, names: Sequence[str], weights_K: Tensor, options: Mapping[str, Any] | None
-) -> tuple[str, dict[str, Any]]:
-    """The harmoniser's rule behind a method; gated and merged ones have constant weights."""
-    if method in MERGED or method == "fixed":
-        return "fixed", {"weights": dict(zip(names, weights_K.tolist())), **(options or {})}
-    if method in GATED:
-        return "uniform", dict(options or {})
-    return method, dict(options or {})
+def rule_options(
+    rule: type[Rule], names: Sequence[str], weights_K: Tensor, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The rule's own options; one that has `weights` gets those of the rewards."""
+    given = {}
+    if "weights" in rule.Options.model_fields:
+        given = {"weights": dict(zip(names, weights_K.tolist()))}
+    return {**given, **(options or {})}

@@ -12,9 +12,9 @@ from marble.errors import MarbleError
 class Tally:
     """Sums over the (sample, timestep) pairs of a step; `reduce` adds up those of all processes."""
 
-    def __init__(self, r_RN: Tensor, valid_RN: Tensor, count_R: Tensor) -> None:
-        rows, samples = r_RN.shape
-        self._r_RN = torch.where(valid_RN, r_RN, 0.5)
+    def __init__(self, a_RN: Tensor, b_RN: Tensor, valid_RN: Tensor, count_R: Tensor) -> None:
+        rows, samples = a_RN.shape
+        self._a_RN, self._b_RN = (torch.where(valid_RN, side, 0.5) for side in (a_RN, b_RN))
         self._share_RN = valid_RN / count_R[:, None]
         sums = torch.zeros(rows + 3 + 2 * samples, dtype=torch.float64)
         self._sums = sums
@@ -27,8 +27,8 @@ class Tally:
         self, at: Tensor, plus: Tensor, minus: Tensor, deviation: Tensor, finite: Tensor
     ) -> None:
         """Pairs of the samples `at`: both sides of their loss and their distance to v_old."""
-        r, share = self._r_RN[:, at], self._share_RN[:, at]
-        loss = torch.where(share > 0, r * plus + (1 - r) * minus, 0.0)
+        a, b, share = self._a_RN[:, at], self._b_RN[:, at], self._share_RN[:, at]
+        loss = torch.where(share > 0, a * plus + b * minus, 0.0)
         self.losses_R += (share * loss).sum(1)
         self._deviation += deviation.sum()
         self._seen_N.index_add_(0, at, torch.ones_like(plus))

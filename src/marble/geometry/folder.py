@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from marble.balance.settings import MERGED
 from marble.errors import MarbleError
 from marble.evaluation.runs import read_jsonl
 from marble.recipe import Recipe, load_recipe
@@ -80,7 +79,7 @@ def _columns(rows: list[dict[str, Any]], keys: list[str]) -> np.ndarray:
 
 def _own_coefficients(recipe: Recipe, rows: list[dict[str, Any]]) -> np.ndarray | None:
     """Mean coefficients; a run that merged its rewards before the gradient has none."""
-    if recipe.balance.method in MERGED or not rows:
+    if recipe.balance.rule.merges or not rows:
         return None
     mean = _columns(rows, [f"coefficient/{name}" for name in recipe.rewards.names]).mean(0)
     return mean if mean.sum() > 0 and (mean >= 0).all() else None

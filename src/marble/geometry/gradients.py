@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from marble.advantage import gather_rewards
 from marble.balance import Balancer
 from marble.data import GroupSampler
 from marble.errors import MarbleError
@@ -19,10 +18,8 @@ from marble.jacobian import adam_metric
 from marble.recipe import Recipe
 from marble.training import random_state, setup
 from marble.training.checkpoint import load_optimizer_tensors
-from marble.training.guard import Guard
-from marble.training.optimise import Part, Settings, split_epoch, take_step
+from marble.training.loop import Trainer
 from marble.training.processes import Processes
-from marble.training.rollout import make_rollout
 
 Target = Literal["full", "reward"]
 TAG = 0x6E0
@@ -68,8 +65,8 @@ def collect(
     processes = Processes(device)
     if processes.size > 1:
         raise MarbleError("marble geometry measures in one process; start it without a launcher")
-    parts = setup.build(recipe, processes.device)
-    parts.balancer.scale = Guard(fp16=parts.adapter.precision is torch.float16).scale
+    trainer = Trainer(recipe, setup.build(recipe, processes.device), processes)
+    parts = trainer.parts
     if place.state is not None:
         tensors = place.state.tensors
         parts.adapter.load_lora_state("default", tensors["live"])
@@ -78,8 +75,9 @@ def collect(
         parts.balancer.scale = float(place.state.meta["balance"]["scale"])
     found = []
     for number in range(batches):
-        found.append(_one_batch(place, recipe, parts, _batch_seed(seed, number)))
+        found.append(_one_batch(place, trainer, _batch_seed(seed, number)))
         progress(number + 1)
+    trainer.close()
     rows, valid, active, scores = zip(*found)
     metric = None
     if parts.optimizer.state:
@@ -109,51 +107,29 @@ def _measuring(recipe: Recipe, target: Target | None) -> Recipe:
             "balance": balance,
             "rewards": recipe.rewards.model_copy(update={"heldout": []}),
             "log": recipe.log.model_copy(update={"harmony_every": 1}),
+            # The KL is outside the balance, and the same whatever the rule.
+            "objective": recipe.objective.model_copy(update={"kl": 0.0, "kl_every": 1}),
+            "train": recipe.train.model_copy(update={"overlap_rewards": False}),
         }
     )
 
 
 def _one_batch(
-    place: Place, recipe: Recipe, parts: setup.Parts, seed: int
+    place: Place, trainer: Trainer, seed: int
 ) -> tuple[Tensor, np.ndarray, np.ndarray, np.ndarray]:
     """One epoch's rollout and the gradients of its first optimiser step, as `Trainer` takes it."""
     random_state.seed(seed, 0)  # for rewards that draw from the global generators
-    adapter, balancer, draw, train = parts.adapter, parts.balancer, recipe.rollout, recipe.train
-    rollout = make_rollout(
-        adapter,
-        parts.rewards,
-        _sampler(place, parts, seed).epoch(0),
-        policy="old",
-        steps=draw.steps,
-        sampler=draw.sampler,
-        guidance=draw.guidance,
-        batch_size=draw.batch_size,
-        pool=None,
-    )
-    gathered = gather_rewards(
-        rollout.scores_Kn,
-        np.array([s.group for s in rollout.samples], dtype=np.int64),
-        np.array([s.index for s in rollout.samples], dtype=np.int64),
-    )
-    batch = balancer.batch(gathered.rewards_KN, gathered.group_N)
-    chosen = torch.from_numpy(next(split_epoch(batch.size, train.steps_per_epoch, seed, 0, 0)))
-    part = Part(
-        [rollout.samples[i] for i in chosen.tolist()],
-        rollout.latents[chosen.to(rollout.latents.device)],
-        torch.arange(len(chosen)),
-    )
-    selected = batch.select(chosen)
-    # The KL is outside the balance, and the same whatever the rule.
-    settings = Settings(seed, train.batch_size, recipe.timesteps_per_sample, kl=0.0, kl_every=1)
-    sigmas = adapter.grid(draw.steps)[:-1]
-    on_policy = draw.old_decay.at(place.epoch) == 0
-    report = take_step(
-        adapter, balancer, selected, part, sigmas, settings, step=0, inner=0, on_policy=on_policy
-    )
+    trainer.settings = replace(trainer.settings, seed=seed)
+    epoch = trainer.draw(_sampler(place, trainer.parts, seed).epoch(0))
+    chosen = next(trainer.split(epoch, 0, 0))
+    on_policy = trainer.recipe.rollout.old_decay.at(place.epoch) == 0
+    report = trainer.gradient(epoch, chosen, 0, 0, on_policy=on_policy)
     if not report.finite:
         raise MarbleError(f"the gradient is not finite: {' '.join(report.notes)}")
+    selected = epoch.batch.select(torch.from_numpy(chosen))
     valid = selected.adv.valid_KN.any(1).numpy()
-    return _rows(balancer), valid, balancer.active(selected, 0), batch.means_K
+    active = trainer.balancer.active(selected, 0)
+    return _rows(trainer.balancer), valid, active, epoch.batch.means_K
 
 
 def _rows(balancer: Balancer) -> Tensor:

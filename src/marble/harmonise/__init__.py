@@ -16,12 +16,12 @@ from ._harmony import (
     direction_cosines,
     harmony,
     heldout_cosines,
-    heldout_harmony,
     summarise,
 )
 from ._min_norm import MinNorm, min_norm_point
-from ._registry import RULES, get_rule
-from ._rule import FreeRule, GramRule, ObservingRule, Rule, Weights
+from ._progress import Progress
+from ._registry import RULES, get_rule, rule_class
+from ._rule import FreeRule, Gate, GramRule, Rule, Weights
 from ._schedule import Schedule
 from ._solution import Solution
 from ._steer import Steer, gate
@@ -31,10 +31,11 @@ __all__ = [
     "RULES",
     "DebiasedGram",
     "FreeRule",
+    "Gate",
     "GramRule",
     "Harmoniser",
     "MinNorm",
-    "ObservingRule",
+    "Progress",
     "Rule",
     "Schedule",
     "Solution",
@@ -46,7 +47,7 @@ __all__ = [
     "get_rule",
     "harmony",
     "heldout_cosines",
-    "heldout_harmony",
     "min_norm_point",
+    "rule_class",
     "summarise",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from pydantic import Field
 
-from marble.errors import MarbleError
+from marble.options import NonNegative
 
 from ._linalg import Array
 from ._min_norm import MinNorm, min_norm_point
-from ._rule import GramRule, Weights
+from ._rule import GramRule, Normalise, Weights
 
 _LARGEST = 1e6
 
@@ -24,17 +25,14 @@ class CAGrad(GramRule):
 
     name = "cagrad"
 
-    def __init__(self, *, c: float = 0.5, normalise: bool = True) -> None:
-        super().__init__(normalise=normalise)
-        if not (np.isfinite(c) and c >= 0.0):
-            raise MarbleError(f"cagrad: c = {c}; give a number of at least 0 (paper: 0.2 – 0.8).")
-        self.c = c
+    class Options(Normalise):
+        c: NonNegative = Field(default=0.5, description="Radius; the paper takes 0.2 to 0.8.")
 
     def weights(self, gram: Array, preference: Array) -> Weights:
         mean = preference / preference.sum()
         with_mean = gram @ mean
         squared = max(float(mean @ with_mean), 0.0)
-        radius = self.c * squared**0.5
+        radius = self.options.c * squared**0.5
         if radius == 0.0:
             return Weights(mean)
 

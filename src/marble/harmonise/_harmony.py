@@ -46,18 +46,6 @@ def harmony(coefficients: Array, gram: Array, active: Array | None = None) -> di
     return summarise(direction_cosines(coefficients, gram), _and(present, active))
 
 
-def heldout_harmony(
-    coefficients: Array,
-    gram: Array,
-    cross: Array,
-    heldout_norms: Array,
-    active: Array | None = None,
-) -> dict[str, float]:
-    """The same on gradients that did not enter the solve; see `heldout_cosines`."""
-    cos = heldout_cosines(coefficients, gram, cross, heldout_norms)
-    return summarise(cos, _and(heldout_norms > 0.0, active))
-
-
 def summarise(cos: Array, present: Array) -> dict[str, float]:
     chosen = cos[present]
     if len(chosen) == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from marble.options import Section
+
 from ._mgda import MGDA
 
 
@@ -16,6 +18,5 @@ class Marble(MGDA):
     """
 
     name = "marble"
-
-    def __init__(self) -> None:
-        super().__init__(normalise=True)
+    Options = Section  # type: ignore[assignment]
+    normalise = True

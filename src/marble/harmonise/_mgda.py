@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
+from marble.options import Section
+
 from ._linalg import Array, on_simplex
 from ._min_norm import min_norm_point
 from ._rule import GramRule, Weights
@@ -17,8 +21,8 @@ class MGDA(GramRule):
 
     name = "mgda"
 
-    def __init__(self, *, normalise: bool = False) -> None:
-        super().__init__(normalise=normalise)
+    class Options(Section):
+        normalise: bool = Field(default=False, description="Solve on unit gradients.")
 
     def weights(self, gram: Array, preference: Array) -> Weights:
         point = min_norm_point(gram / preference[:, None] / preference[None, :])

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field, field_validator
 
 from marble.errors import MarbleError
+from marble.options import Count, Decay, NonNegative, PositiveInt, Section
 
 from ._linalg import Array, from_json, to_json
 from ._redundancy import Redundancy
-from ._rule import ObservingRule
+from ._rule import FreeRule
 from ._twins import Twins, shrunk
 
 # A move of this many standard errors counts as a full response.
@@ -20,9 +22,13 @@ _RESPONSE = 3.0
 _HEADROOM = 0.05
 # What is not believed keeps this share of its weight.
 _LEAST_TRUST = 0.05
+# Valid steps before the gate begins.
+_GATE_AFTER = 30
+# Epochs between reminders that a reward hardly counts.
+_REMIND_EVERY = 50
 
 
-class Progress(ObservingRule):
+class Progress(FreeRule):
     """c = softmax(−β p), p_k the progress of reward k since the start, on the raw gradients.
 
         R̄_k ← m R̄_k + (1−m)·(batch mean over valid samples),   p_k = (R̄_k − R_k(0)) / unit_k
@@ -33,18 +39,63 @@ class Progress(ObservingRule):
     units: "std" measures progress in the batch std of the first steps (a reward without spread
         then takes the first one it shows), "range" as the share of the way from R_k(0) to the
         reward's ceiling, for which `ranges` gives (lowest, highest) per reward.
-    window: once `compare` has been told of twins (see `Twins`), p_k is measured on those of the
+    window: once `observe_pairs` was called (see `Twins`), p_k is measured on those of the
         last `window` epochs instead, and counts as far as they are believed.
 
     redundancy: power q of the rewards' agreement, by which a crowd that agrees shares two votes,
         which multiply c_k, and one that most oppose is not believed (see `Redundancy`); 0: off.
-    gate_after: unlearnable rewards make no progress and would absorb weight. From this many
+    gate: unlearnable rewards make no progress and would absorb weight. From 30
         observations on, a reward's p_k counts only as far as it responds: with z the move of R̄_k
         in standard errors (noise from successive differences of the batch means),
-        p_k → γp_k + (1−γ)·average with γ = min(1, (z/3)²). None switches the gate off.
+        p_k → γp_k + (1−γ)·average with γ = min(1, (z/3)²).
     """
 
     name = "progress"
+    observes = True
+    prioritised = True
+
+    class Options(Section):
+        """c = softmax(−β p), p_k = (R̄_k − R_k(0)) / unit_k: the reward that lags gets more."""
+
+        beta: NonNegative = Field(default=12.0, description="Sharpness of the softmax.")
+        units: Literal["std", "range"] = Field(
+            default="std",
+            description="Progress in the reward's own initial std, or its declared range (not by "
+            "paired samples).",
+        )
+        gate: bool = Field(
+            default=False,
+            description="Turn down rewards that do not respond to the weight they get (not by "
+            "paired samples, which tell noise by themselves).",
+        )
+        decay: Decay = Field(default=0.9, description="Decay of the running mean R̄.")
+        warmup: PositiveInt = Field(
+            default=5, description="Steps whose mean is R(0); uniform until then."
+        )
+        twins: Count = Field(
+            default=36,
+            description="Pictures of an epoch that the base draws too, from the same seeds: "
+            "progress is measured on these paired samples; 0: on the batches' means.",
+        )
+        window: PositiveInt = Field(
+            default=8, description="Epochs whose paired samples are looked at."
+        )
+        redundancy: NonNegative = Field(
+            default=4.0,
+            description="Rewards whose advantages agree share a total weight of two, "
+            "min(1, 2/Σ_j max(0, cos)^this); one that more rewards oppose than support gets almost "
+            "none. The higher, the more similar duplicates must be; 0: off.",
+        )
+        ranges: list[tuple[float, float]] | None = Field(
+            default=None,
+            description="(lowest, highest) per reward, for units: range; a recipe takes them from "
+            "the rewards.",
+        )
+
+        @field_validator("ranges", mode="before")
+        @classmethod
+        def _pairs(cls, value: Any) -> Any:
+            return None if value is None else [tuple(float(x) for x in pair) for pair in value]
 
     _STATE = ("seen", "start", "variance", "mean", "last", "noise")
     _seen: Array  # valid steps so far
@@ -54,37 +105,14 @@ class Progress(ObservingRule):
     _last: Array  # the last batch mean
     _noise: Array  # variance of a batch mean
 
-    def __init__(
-        self,
-        *,
-        beta: float = 0.5,
-        units: Literal["std", "range"] = "std",
-        ranges: Sequence[Sequence[float]] | None = None,
-        momentum: float = 0.9,
-        warmup: int = 5,
-        gate_after: int | None = 30,
-        window: int = 8,
-        redundancy: float = 0.0,
-    ) -> None:
-        super().__init__()
-        if not (np.isfinite(beta) and beta >= 0.0):
-            raise MarbleError(f"progress: beta = {beta}; give a number of at least 0.")
-        if units not in ("std", "range"):
-            raise MarbleError(f"progress: units = {units!r}; choose 'std' or 'range'.")
-        if not 0.0 <= momentum < 1.0 or warmup < 1:
-            raise MarbleError("progress: give momentum in [0, 1) and warmup of at least 1.")
-        if window < 1:
-            raise MarbleError(f"progress: window = {window}; give at least one epoch.")
-        if not (np.isfinite(redundancy) and redundancy >= 0.0):
-            raise MarbleError(f"progress: redundancy = {redundancy}; give a power, or 0 for none.")
-        if units == "range" and ranges is None:
-            raise MarbleError("progress: units 'range' needs ranges, (lowest, highest) per reward.")
-        self.beta, self.units, self.momentum, self.warmup = beta, units, momentum, warmup
-        self.gate_after = gate_after
-        self.twins = Twins(window)
-        self._power = redundancy
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        o = self.options
+        self.twins = Twins(o.window)
         self.redundancy: Redundancy | None = None
-        self._ranges = None if ranges is None else np.array(ranges, dtype=np.float64)
+        self._ranges = None if o.ranges is None else np.array(o.ranges, dtype=np.float64)
+        if o.units == "range" and self._ranges is None:
+            raise MarbleError("progress: units 'range' needs ranges, (lowest, highest) per reward.")
         if self._ranges is not None and (
             self._ranges.ndim != 2
             or self._ranges.shape[1] != 2
@@ -93,6 +121,14 @@ class Progress(ObservingRule):
         ):
             raise MarbleError("progress: each range is (lowest, highest), finite and in order.")
         self._begin(0)
+
+    @property
+    def paired(self) -> int:
+        return int(self.options.twins)
+
+    @property
+    def beta(self) -> float:
+        return float(self.options.beta)
 
     # -- observing ------------------------------------------------------------------------------
 
@@ -112,7 +148,7 @@ class Progress(ObservingRule):
             self._begin(len(mean))
         if self.redundancy is not None and advantages_KN is not None:
             self.redundancy.observe(advantages_KN)
-        first, learning = valid & (self._seen == 0), valid & (self._seen < self.warmup)
+        first, learning = valid & (self._seen == 0), valid & (self._seen < self.options.warmup)
         # Half the squared difference of successive means is their variance, whatever the trend.
         jump = np.where(valid & ~first, 0.5 * (mean - self._last) ** 2, 0.0)
         smoothed = np.where(self._seen == 1, jump, 0.9 * self._noise + 0.1 * jump)
@@ -125,20 +161,23 @@ class Progress(ObservingRule):
         without_spread = valid & ~learning & (self._variance == 0.0)
         self._variance = np.where(without_spread, std**2, self._variance)
 
-        followed = self.momentum * self._mean + (1.0 - self.momentum) * mean
+        followed = self.options.decay * self._mean + (1.0 - self.options.decay) * mean
         self._mean = np.where(learning, self._start, np.where(valid, followed, self._mean))
         self._seen = self._seen + valid
 
-    def compare(self, now_Kn: Array, base_Kn: Array) -> None:
-        """Takes the scores of twins, by which progress is measured from now on."""
+    def observe_pairs(self, now_Kn: Array, base_Kn: Array) -> dict[str, Array]:
+        """Progress is measured by paired samples from now on."""
         if len(self._seen) == 0:
             self._begin(len(now_Kn))
         self.twins.add(now_Kn, base_Kn)
+        return {"progress": self.progress(), "progress_trust": self.trust()}
 
     def _begin(self, k: int) -> None:
         for name in self._STATE:
             setattr(self, f"_{name}", np.zeros(k))
-        self.redundancy = Redundancy(k, self._power) if k and self._power else None
+        self.redundancy = (
+            Redundancy(k, self.options.redundancy) if k and self.options.redundancy else None
+        )
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -146,35 +185,36 @@ class Progress(ObservingRule):
         """p_k, NaN while unknown."""
         if self.twins:
             return self.twins.measured().p_K
-        if self.units == "std":
+        if self.options.units == "std":
             unit = np.sqrt(self._variance)
         else:
             assert self._ranges is not None
             low, high = self._ranges.T
             unit = np.maximum(high - self._start, _HEADROOM * (high - low))
-        known = (self._seen >= self.warmup) & (unit > 0.0)
+        known = (self._seen >= self.options.warmup) & (unit > 0.0)
         moved = (self._mean - self._start) / np.where(known, unit, 1.0)
         return np.asarray(np.where(known, moved, np.nan))
 
     def response(self) -> Array:
         """γ_k in [0, 1]: how surely the reward has moved; 1 before the gate begins."""
-        if self.gate_after is None:
+        if not self.options.gate:
             return np.ones(len(self._seen))
-        spread = (1.0 - self.momentum) / (1.0 + self.momentum) + 1.0 / self.warmup
+        spread = (1.0 - self.options.decay) / (1.0 + self.options.decay) + 1.0 / self.options.warmup
         error = np.sqrt(self._noise * spread)
         moved = np.abs(self._mean - self._start)
         certain = np.minimum((moved / np.where(error > 0.0, _RESPONSE * error, 1.0)) ** 2, 1.0)
         certain = np.where(error > 0.0, certain, np.where(moved > 0.0, 1.0, 0.0))
-        return np.asarray(np.where(self._seen >= self.gate_after, certain, 1.0))
+        return np.asarray(np.where(self._seen >= _GATE_AFTER, certain, 1.0))
 
     def trust(self) -> Array:
         """0 to 1, how far a reward is believed: by its twins, and as far as it is not outvoted."""
         heard = np.ones(len(self._seen)) if self.redundancy is None else self.redundancy.heard_K
         return heard * self.twins.measured().trust_K if self.twins else heard
 
-    def doubts(self, names: Sequence[str]) -> list[str]:
-        """Rewards that hardly count, and why."""
-        if len(self._seen) == 0:
+    def doubts(self, names: Sequence[str], epoch: int) -> list[str]:
+        """Rewards that hardly count, and why: once the window is full, then now and then."""
+        since = epoch - self.options.window
+        if len(self._seen) == 0 or since < 0 or since % _REMIND_EVERY:
             return []
         outvoted = np.zeros(len(names), dtype=bool)
         if self.redundancy is not None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, ValidationError
 
 from marble.errors import MarbleError
+from marble.options import Section
 
 from ._linalg import Array, cosines, spread
+from ._options import nearest
+
+Gate = Callable[[int], Array]
+"""Optimiser step → bool [K]. A pure function of the step, so that resuming needs no state."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +35,75 @@ class Weights:
 
 
 class Rule(ABC):
-    """Base of all rules: a name, and weights from a Gram matrix.
+    """Base of all rules: a name, options declared beside it, and weights from a Gram matrix.
 
     `normalise` says whether α weighs unit gradients. A preference is a positive vector: more
-    means more important.
+    means more important. `Options` holds the rule's own recipe fields (`balance.options`) and the
+    only set of their defaults.
     """
 
     name: ClassVar[str]
+    Options: ClassVar[type[Section]] = Section
+    normalise: bool = True
+    observes: ClassVar[bool] = False
+    """Whether `observe` looks at each step's reward statistics."""
+    prioritised: ClassVar[bool] = False
+    """Whether `rewards.NAME.priority` reaches the rule as its preference."""
+    merges: ClassVar[Literal["rewards", "advantages"] | None] = None
+    """Rewards are summed before any gradient: their scores, or their advantages."""
+    gated: ClassVar[bool] = False
+    """Whether the caller says which rewards take part in which step."""
+    saved_as: ClassVar[str | None] = None
+    """Its name in checkpoints, where that is another rule's."""
 
-    def __init__(self, *, normalise: bool = True) -> None:
-        self.normalise = normalise
+    @classmethod
+    def read_options(cls, options: Mapping[str, Any]) -> Any:
+        """`options` as `cls.Options`, or an error that says what is wrong with them."""
+        try:
+            return cls.Options(**options)
+        except ValidationError as error:
+            raise MarbleError(f"{cls.name}: {_explained(error, cls.Options)}") from None
+
+    def __init__(self, **options: Any) -> None:
+        self.options: Any = self.read_options(options)
+        if "normalise" in self.Options.model_fields:
+            self.normalise = self.options.normalise
+
+    @property
+    def paired(self) -> int:
+        """How many of an epoch's pictures it wants drawn by the base too, for `observe_pairs`."""
+        return 0
+
+    def gate(self, k: int, seed: int) -> Gate | None:
+        """Which rewards take part in a step; None: all of them."""
+        return None
+
+    def observe(
+        self,
+        means_K: Array,
+        stds_K: Array,
+        counts_K: Array | None = None,
+        advantages_KN: Array | None = None,
+    ) -> None:
+        """Take note of a step; NaN or a count of 0 marks a reward that did not apply."""
+        return None
+
+    def observe_pairs(self, now_Kn: Array, base_Kn: Array) -> dict[str, Array]:
+        """Take the scores of paired samples (same prompt and seed: the model's as it is now, the
+        base's); what is worth logging, as name → one value per reward."""
+        return {}
+
+    def doubts(self, names: Sequence[str], epoch: int) -> list[str]:
+        """Sentences on rewards that hardly count, when it is time for a reminder."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What outlives a step, as JSON types."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores `state_dict`."""
+        return None
 
     @abstractmethod
     def __call__(self, gram: Array, preference: Array | None = None) -> Weights:
@@ -56,8 +121,14 @@ class Rule(ABC):
         return np.asarray(np.where(present, alpha * scale, 0.0))
 
 
+class Normalise(Section):
+    normalise: bool = Field(default=True, description="Solve on unit gradients.")
+
+
 class GramRule(Rule):
     """A rule that solves for its weights. Subclasses define `name` and `weights`."""
+
+    Options: ClassVar[type[Section]] = Normalise
 
     @abstractmethod
     def weights(self, gram: Array, preference: Array) -> Weights:
@@ -81,8 +152,7 @@ class GramRule(Rule):
 class FreeRule(Rule):
     """A rule that knows its weights without gradients. Subclasses define `name` and `current`."""
 
-    def __init__(self) -> None:
-        super().__init__(normalise=False)
+    normalise = False
 
     @abstractmethod
     def current(self, preference: Array) -> Array:
@@ -93,26 +163,6 @@ class FreeRule(Rule):
         chosen = np.ones(len(gram)) if preference is None else np.asarray(preference, float)
         active = np.diagonal(gram) > 0.0
         return Weights(spread(self.current(chosen), active))
-
-
-class ObservingRule(FreeRule):
-    """A free rule that learns from each step's reward statistics."""
-
-    @abstractmethod
-    def observe(
-        self,
-        means_K: Array,
-        stds_K: Array,
-        counts_K: Array | None = None,
-        advantages_KN: Array | None = None,
-    ) -> None:
-        """Take note of a step; NaN or a count of 0 marks a reward that did not apply."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def check_gram(gram: Any, names: tuple[str, ...] | None = None) -> Array:
@@ -149,3 +199,17 @@ def check_gram(gram: Any, names: tuple[str, ...] | None = None) -> Array:
     if (np.abs(matrix - matrix.T) > 1e-6 * bound + 1e-300).any():
         raise MarbleError("The Gram matrix is not symmetric: G[i, j] must be g_i · g_j.")
     return 0.5 * (matrix + matrix.T)
+
+
+def _explained(error: ValidationError, options: type[Section]) -> str:
+    """The first problem of a rule's options, as a sentence."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = list(options.model_fields)
+        return f"there is no option {where!r}. " + (
+            nearest(where, known) if known else "It has none."
+        )
+    if problem["type"] == "value_error":
+        return str(problem["ctx"]["error"])
+    return f"{where} = {problem.get('input')!r}: {problem['msg']}."

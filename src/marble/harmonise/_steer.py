@@ -12,7 +12,6 @@ from marble.errors import MarbleError
 
 from ._linalg import Array, from_json, to_json
 from ._progress import Progress
-from ._registry import get_rule
 
 Hybrid = Literal["none", "priorities", "gate"]
 # A signal below this share of the squared norm cannot be told from noise.
@@ -75,19 +74,12 @@ class Steer:
         self.hybrid, self.snr = hybrid, float(snr)
         self.progress: Progress | None = None
         if hybrid != "none":
-            rule = get_rule("progress", **(progress or {}))
-            assert isinstance(rule, Progress)
-            self.progress = rule
+            self.progress = Progress(**(progress or {}))
         self._signal_K = np.full(k, np.nan)
 
     @property
     def used(self) -> bool:
         return self.progress is not None or self.snr != 0.0
-
-    def observe(self, *statistics: Array | None) -> None:
-        """As `Progress.observe`."""
-        if self.progress is not None:
-            self.progress.observe(*statistics)  # type: ignore[arg-type]
 
     def hear(self, signal_K: Array, active_K: Array) -> None:
         """Takes note of a refresh's signal shares; those of inactive rewards stay."""

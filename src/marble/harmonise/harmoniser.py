@@ -11,12 +11,11 @@ from marble.errors import CheckpointError, MarbleError
 
 from ._balance import Balanced, Options, balance
 from ._ema import update_ema
-from ._harmony import harmony, heldout_harmony
+from ._harmony import harmony
 from ._linalg import Array, cosines, from_json, spread, to_json
 from ._options import check_names, floors_K, groups_K, named_options, priorities_K
-from ._progress import Progress
 from ._registry import get_rule
-from ._rule import FreeRule, GramRule, ObservingRule, check_gram
+from ._rule import FreeRule, GramRule, Rule, check_gram
 from ._schedule import Schedule
 from ._solution import Solution
 from ._steer import Hybrid, Steer
@@ -122,14 +121,11 @@ class Harmoniser:
         gram_KK: Array,
         active_K: Array | None = None,
         *,
-        heldout: tuple[Array, Array] | None = None,
         signal_K: Array | None = None,
     ) -> Solution:
         """The full step: solve on this Gram matrix, update ᾱ and the norms.
 
         active_K: False for a reward without an informative sample in this step.
-        heldout: (g_j·g'_k as [K, K], ‖g'_k‖ as [K]) with g' from micro-batches that did not enter
-            `gram_KK`; gives `harmony_heldout`.
         signal_K: share of signal in ‖g_k‖², `DebiasedGram.signal_K`, for the option `snr`.
         With a debiased Gram, or one of averaged gradients, pass that as `gram_KK`: its norms then
         set the coefficients too, which still multiply this step's raw gradients.
@@ -137,7 +133,6 @@ class Harmoniser:
         gram = check_gram(gram_KK, self.names)
         norms, cos = cosines(gram)
         active, notes = self._active(active_K, norms)
-        others = None if heldout is None else self._check_heldout(heldout)
         if not active.any():
             return self._nothing(cos, norms, (*notes, "All rewards are silent: no step."))
         if isinstance(self.rule, GramRule):
@@ -170,7 +165,6 @@ class Harmoniser:
             cos_KK=cos,
             gap=gap,
             harmony=harmony(c, gram, active),
-            harmony_heldout=None if others is None else heldout_harmony(c, gram, *others, active),
         )
 
     def trial(self, gram_KK: Array, active_K: Array | None = None) -> Array:
@@ -217,6 +211,17 @@ class Harmoniser:
             notes=notes,
         )
 
+    @property
+    def observers(self) -> list[Rule]:
+        """Whoever learns from what training shows: the rule, and the progress that steers it."""
+        both = (self.steer.progress, self.rule)
+        return [rule for rule in both if rule is not None and rule.observes]
+
+    @property
+    def paired(self) -> int:
+        """How many of an epoch's pictures should be drawn by the base too; 0: none."""
+        return max((rule.paired for rule in self.observers), default=0)
+
     def observe(
         self,
         reward_means_K: Array,
@@ -225,51 +230,44 @@ class Harmoniser:
         advantages_KN: Array | None = None,
     ) -> None:
         """Show the step's reward means and stds (NaN or count 0: not applicable) and advantages to
-        the method.
-
-        Only `progress` and the hybrids look at them; for all others this does nothing.
-        """
-        if isinstance(self.rule, ObservingRule) or self.steer.progress is not None:
-            shape = (len(self.names),)
+        the rules that observe; for all others this does nothing."""
+        shape = (len(self.names),)
+        for rule in self.observers:
             if np.shape(reward_means_K) != shape or np.shape(reward_stds_K) != shape:
                 raise MarbleError(
                     f"observe needs one mean and one std for each of the {shape[0]} rewards, got "
                     f"shapes {np.shape(reward_means_K)} and {np.shape(reward_stds_K)}."
                 )
-            self.steer.observe(reward_means_K, reward_stds_K, counts_K, advantages_KN)
-            if isinstance(self.rule, ObservingRule):
-                self.rule.observe(reward_means_K, reward_stds_K, counts_K, advantages_KN)
+            rule.observe(reward_means_K, reward_stds_K, counts_K, advantages_KN)
 
-    def compare(self, now_Kn: Array, base_Kn: Array) -> tuple[Array, Array]:
-        """Shows scores of twins to the method; progress and trust as they are measured by now."""
-        rule = self._progress()
-        rule.compare(now_Kn, base_Kn)
-        return rule.progress(), rule.trust()
+    def observe_pairs(self, now_Kn: Array, base_Kn: Array) -> dict[str, Array]:
+        """Show scores of paired samples to the rules that asked for them; what is worth logging."""
+        found: dict[str, Array] = {}
+        for rule in self.observers:
+            found |= rule.observe_pairs(now_Kn, base_Kn)
+        return found
 
-    def doubts(self) -> list[str]:
-        """Which rewards hardly count by their twins, or by what the others want, and why."""
-        return self._progress().doubts(self.names)
-
-    def _progress(self) -> Progress:
-        return next(r for r in (self.rule, self.steer.progress) if isinstance(r, Progress))
+    def doubts(self, epoch: int) -> list[str]:
+        """Which rewards hardly count, and why, when it is time to say so."""
+        return [line for rule in self.observers for line in rule.doubts(self.names, epoch)]
 
     # -- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Plain JSON types; floats survive a JSON round trip exactly."""
         return {
-            "method": self.rule.name,
+            "method": self._saved_name,
             "names": list(self.names),
             "ema": to_json(self._ema_K),
             "raw": to_json(self._raw_K),
             "norms": to_json(self._norms_K),
-            "rule": self.rule.state_dict() if isinstance(self.rule, ObservingRule) else {},
+            "rule": self.rule.state_dict(),
             "steer": self.steer.state_dict() if self.steer.used else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`; refuses the state of another method or other rewards."""
-        for key, mine in (("method", self.rule.name), ("names", list(self.names))):
+        for key, mine in (("method", self._saved_name), ("names", list(self.names))):
             if state.get(key) != mine:
                 raise CheckpointError(
                     f"The saved balance state has {key} {state.get(key)!r}, this run {mine!r}. "
@@ -278,10 +276,13 @@ class Harmoniser:
         self._ema_K = from_json(state["ema"])
         self._raw_K = from_json(state["raw"])
         self._norms_K = from_json(state["norms"])
-        if isinstance(self.rule, ObservingRule):
-            self.rule.load_state_dict(state["rule"])
+        self.rule.load_state_dict(state["rule"])
         if self.steer.used:
             self.steer.load_state_dict(state["steer"])
+
+    @property
+    def _saved_name(self) -> str:
+        return self.rule.saved_as or self.rule.name
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -323,21 +324,6 @@ class Harmoniser:
         return Solution(
             zero, self._alpha(), zero.copy(), norms, none, self.needs_gram, notes, cos, 0.0, calm
         )
-
-    def _check_heldout(self, heldout: tuple[Array, Array]) -> tuple[Array, Array]:
-        k = len(self.names)
-        cross, norms = (np.asarray(part, dtype=np.float64) for part in heldout)
-        if cross.shape != (k, k) or norms.shape != (k,):
-            raise MarbleError(
-                f"heldout must be ([{k}, {k}], [{k}]): products g_j·g'_k and norms ‖g'_k‖; "
-                f"got {cross.shape} and {norms.shape}."
-            )
-        bad = ~(np.isfinite(cross).all(axis=0) & np.isfinite(norms))
-        if bad.any():
-            raise MarbleError(
-                f"The held-out gradient of {', '.join(self._pick(bad))} is not finite."
-            )
-        return cross, norms
 
     def _pick(self, which: Array) -> list[str]:
         return [str(name) for name in np.array(self.names)[which]]

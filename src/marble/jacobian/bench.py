@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from marble.jacobian.jacobian import Jacobian
-from marble.objectives import NFT, mix
+from marble.objectives import NFT, Point, mix, terms
 
 RANK = 8
 
@@ -113,13 +113,13 @@ class _Bench:
         x_0, noise, v_old = torch.randn(3, batch, tokens, width, device=device)
         t = torch.linspace(0.1, 0.9, batch, device=device)
         self.x_t = x_0 + t[:, None, None] * (noise - x_0)
-        self.sample = (v_old, self.x_t, x_0, t)
+        self.point = Point(self.x_t, t, x_0, v_old=v_old)
 
     def ordinary(self, r_KB: Tensor) -> float:
         v = self.model(self.x_t)
         start = self._now()
-        plus, minus = self.nft.sides(v, *self.sample)
-        rho_plus, rho_minus = mix(r_KB.new_full(r_KB.shape[:1], 1 / len(r_KB)), r_KB)
+        plus, minus = self.nft.sides(v, self.point)
+        rho_plus, rho_minus = mix(r_KB.new_full(r_KB.shape[:1], 1 / len(r_KB)), r_KB, 1 - r_KB)
         (rho_plus * plus + rho_minus * minus).sum().backward()
         seconds = self._now() - start
         for parameter in self.parameters:
@@ -131,14 +131,15 @@ class _Bench:
         with jac.recording():
             v = self.model(self.x_t)
         start = self._now()
-        P, N = self.nft.cotangents(v, *self.sample)
-        jac.backward(v, P, N, r_KB, torch.full_like(r_KB, 1 / r_KB.shape[1]))
+        P, N = self.nft.cotangents(v, self.point)
+        share = torch.full_like(r_KB, 1 / r_KB.shape[1])
+        jac.backward(v, terms(P, N, r_KB, 1 - r_KB, share)[0])
         return self._now() - start
 
     def retained(self, r_KB: Tensor, rows: Tensor) -> float:
         v = self.model(self.x_t)
         start = self._now()
-        plus, minus = self.nft.sides(v, *self.sample)
+        plus, minus = self.nft.sides(v, self.point)
         for r_B, row in zip(r_KB, rows):
             loss = (r_B * plus + (1 - r_B) * minus).mean()
             grads = torch.autograd.grad(loss, self.parameters, retain_graph=True)

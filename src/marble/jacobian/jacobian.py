@@ -1,10 +1,10 @@
-"""All K per-reward gradients of one optimiser step, from two backward passes a micro-batch."""
+"""All K per-reward gradients of one optimiser step, from two backward passes per micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,23 +15,20 @@ from marble.errors import MarbleError
 from marble.jacobian import store
 from marble.jacobian.ema import GradientEma
 from marble.jacobian.layers import Span, accumulator_dtype, add_to_grad, find_spans
-from marble.jacobian.passes import Faults, plan
+from marble.jacobian.passes import Faults, Term, plan
 from marble.jacobian.recorder import Recorder
 from marble.jacobian.store import Rows
 
 
 class Jacobian:
-    """Accumulates K gradients ``g_k = Σ_i weight_ki · ∇(r_ki L⁺_i + (1 − r_ki) L⁻_i)``.
+    """Accumulates K gradients ``g_k = Σ_terms Σ_i weight_ki · cotangent_i · ∂v_i/∂θ``.
 
-    The loss is affine in r, so sample i enters every g_k through the same two directions: with
-    ``u = (P − N)/2`` and ``w = (P + N)/2`` its cotangent is ``(2r − 1)u + w``. One backward pass
-    for u and one for w give per-sample LoRA gradients, contracted layer by layer with the K×B
-    coefficients ``(2r − 1)·weight`` and ``weight``. The time does not depend on K; the memory
-    is K accumulators of LoRA size.
+    A term is a direction per sample with K weights: for a loss ``a·L⁺ + b·L⁻`` the two directions
+    are ∂L⁺/∂v and ∂L⁻/∂v, or any two combinations of them. One backward pass per term gives
+    per-sample LoRA gradients, contracted layer by layer with the term's K×B weights. The time
+    does not depend on K; the memory is K accumulators of LoRA size.
 
-    ``target="full"`` accumulates g_k itself. ``target="reward"`` accumulates only the part
-    driven by advantages, ``h_k = Σ_i weight_ki (2r_ki − 1) ∇u_i``, and puts the common pull to
-    v_old, ``W = Σ_i shared_i ∇w_i``, into the *outside* row, beside what `extra` adds there.
+    What is not balanced, such as a KL, goes to the *outside* row.
 
     ``slots`` > 1 keeps independent parts of the step apart (see `backward`): the step's gradient
     is their sum, `gram` also gives inner products across them.
@@ -49,7 +46,8 @@ class Jacobian:
         for batch in micro_batches:
             with jac.recording():
                 v = model(...)
-            jac.backward(v, *nft.cotangents(v, ...), r_KB, weight_KB)
+            P, N = objective.cotangents(v, ...)
+            jac.backward(v, [(P, p_KB), (N, q_KB)])
         jac.reduce()
         jac.write_grad(coefficients(jac.gram()))
         jac.zero()
@@ -61,19 +59,15 @@ class Jacobian:
         k: int,
         *,
         names: Sequence[str] | None = None,
-        target: Literal["full", "reward"] = "full",
         slots: int = 1,
     ) -> None:
         if k < 1 or slots < 1:
             raise MarbleError(f"Jacobian needs k ≥ 1 and slots ≥ 1, got k={k}, slots={slots}.")
-        if target not in ("full", "reward"):
-            raise MarbleError(f"Jacobian: unknown target {target!r}; use 'full' or 'reward'.")
         if names is not None and len(names) != k:
             raise MarbleError(f"Jacobian: {len(names)} names for {k} rewards.")
         self.model = model
         self.k = k
         self.names = list(names) if names is not None else [f"number {i}" for i in range(k)]
-        self.target = target
         self.slots = slots
         self.spans: list[Span] = find_spans(model)
         self.total = self.spans[-1].stop
@@ -107,33 +101,24 @@ class Jacobian:
     def backward(
         self,
         v: Tensor,
-        P: Tensor,
-        N: Tensor,
-        r_KB: Tensor,
-        weight_KB: Tensor,
+        terms: Sequence[Term],
         *,
-        shared_B: Tensor | None = None,
-        extra: Tensor | None = None,
+        outside: Tensor | None = None,
         slot: int = 0,
     ) -> None:
-        """Adds a micro-batch: two backward passes over the graph of ``v``, which they free.
+        """Adds a micro-batch: a backward pass per term over the graph of ``v``, which is freed.
 
-        ``P`` and ``N`` are ∂L⁺/∂v and ∂L⁻/∂v, shaped like ``v``. ``r_KB`` may be NaN where
-        ``weight_KB`` is 0. ``weight_KB = m_ki/n_k`` with the counts of the whole optimiser step,
-        all ranks, so that micro-batches and ranks simply add up.
+        ``terms``: (cotangent shaped like ``v``, weights [K, B]). Weights carry the counts of the
+        whole optimiser step, all ranks, so that micro-batches and ranks simply add up; 0 where a
+        reward does not apply.
 
-        ``shared_B`` (only for ``target="reward"``, there required): the samples' weights in W,
-        usually 1/N for N samples in the step.
-
-        ``extra``: a further cotangent, ∂(loss outside the balance)/∂v, for example of the KL.
-        It goes to the outside row, which `write_grad` adds unweighted. For ``target="reward"``
-        it rides along with W and costs nothing; for ``"full"`` it costs a third backward pass.
+        ``outside``: a further cotangent, ∂(loss outside the balance)/∂v, for example of the KL,
+        at one more pass. It goes to the outside row, which `write_grad` adds unweighted.
 
         ``slot``: which independent part of the step this micro-batch belongs to.
         """
         self._check_slot(slot, self.slots)
-        passes = plan(self.target, self.rows, self._outside, slot, v, P, N, r_KB, weight_KB,
-                      shared_B, extra)  # fmt: skip
+        passes = plan(self.rows, self._outside, slot, v, terms, outside)
         self._faults.watch(passes)
         # Checkpointed blocks run their forward again in here, so layers are recorded here too.
         with self._recorder.layers(v.shape[0]):

@@ -30,42 +30,24 @@ class Pass(NamedTuple):
         self.rows.add(self.slot, self.coef, grad_B, span.start, span.stop)
 
 
+Term = tuple[Tensor, Tensor]
+"""(cotangent like v, weights [K, B]): adds ``Σ_i weight_ki · cotangent_i·∂v_i/∂θ`` to g_k."""
+
+
 @torch.no_grad()
 def plan(
-    target: str,
     rows: Rows,
-    outside: Callable[[], Rows],
+    outside_rows: Callable[[], Rows],
     slot: int,
     v: Tensor,
-    P: Tensor,
-    N: Tensor,
-    r_KB: Tensor,
-    weight_KB: Tensor,
-    shared_B: Tensor | None,
-    extra: Tensor | None,
+    terms: Sequence[Term],
+    outside: Tensor | None,
 ) -> list[Pass]:
-    """Two passes; three where ``extra`` cannot ride along (see `Jacobian.backward`)."""
-    _check_shapes(rows.data.shape[1], v, P, N, r_KB, weight_KB, shared_B, extra)
-    if (shared_B is None) != (target == "full"):
-        raise MarbleError(
-            "Jacobian.backward: shared_B, the samples' weights in the common term, is needed "
-            "for target='reward' and has no meaning for target='full'."
-        )
-    weight = weight_KB.to(rows.data)
-    # Inapplicable r is NaN, and NaN times a zero weight would stay NaN.
-    r = torch.where(weight == 0, 0.5, r_KB.to(rows.data))
-    ones = rows.data.new_ones(1, v.shape[0])
-    passes = [Pass((P - N) / 2, (2 * r - 1) * weight, rows, slot)]
-    half_sum = (P + N) / 2
-    if shared_B is None:
-        passes.append(Pass(half_sum, weight, rows, slot))
-        if extra is not None:
-            passes.append(Pass(extra, ones, outside(), 0))
-    else:
-        common = half_sum * shared_B.to(half_sum).view(-1, *[1] * (v.dim() - 1))
-        if extra is not None:
-            common = common + extra
-        passes.append(Pass(common, ones, outside(), 0))
+    """One pass per term, and one for what is outside the balance."""
+    _check_shapes(rows.data.shape[1], v, terms, outside)
+    passes = [Pass(cotangent, weight.to(rows.data), rows, slot) for cotangent, weight in terms]
+    if outside is not None:
+        passes.append(Pass(outside, rows.data.new_ones(1, v.shape[0]), outside_rows(), 0))
     return [p._replace(cotangent=p.cotangent.to(v.dtype)) for p in passes]
 
 
@@ -81,7 +63,9 @@ class Faults:
 
     def watch(self, passes: Sequence[Pass]) -> None:
         finite_B = torch.stack([p.cotangent.flatten(1).isfinite().all(1) for p in passes]).all(0)
-        self._seen.append((finite_B, passes[0].coef.isfinite().all(1)))
+        inside = [p.coef for p in passes if len(p.coef) == len(self._names)]
+        finite_K = torch.stack([coef.isfinite().all(1) for coef in inside]).all(0)
+        self._seen.append((finite_B, finite_K))
 
     def clear(self) -> None:
         self._seen.clear()
@@ -91,7 +75,7 @@ class Faults:
             bad = (~finite_K).nonzero().flatten().tolist()
             if bad:
                 raise MarbleError(
-                    f"Reward {', '.join(self._names[k] for k in bad)}: r or weight is not finite "
+                    f"Reward {', '.join(self._names[k] for k in bad)}: a weight is not finite "
                     f"for a sample that counts, in micro-batch {micro_batch}; give weight 0 "
                     "where a reward does not apply."
                 )
@@ -104,27 +88,17 @@ class Faults:
                 )
 
 
-def _check_shapes(
-    k: int,
-    v: Tensor,
-    P: Tensor,
-    N: Tensor,
-    r_KB: Tensor,
-    weight_KB: Tensor,
-    shared_B: Tensor | None,
-    extra: Tensor | None,
-) -> None:
-    batch = v.shape[0]
-    wanted: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
-        "P": (P, tuple(v.shape)),
-        "N": (N, tuple(v.shape)),
-        "extra": (extra, tuple(v.shape)),
-        "r_KB": (r_KB, (k, batch)),
-        "weight_KB": (weight_KB, (k, batch)),
-        "shared_B": (shared_B, (batch,)),
-    }
-    for name, (tensor, shape) in wanted.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
+def _check_shapes(k: int, v: Tensor, terms: Sequence[Term], outside: Tensor | None) -> None:
+    if not terms:
+        raise MarbleError("Jacobian.backward: give at least one term (cotangent, weights).")
+    wanted: list[tuple[str, Tensor, tuple[int, ...]]] = []
+    for number, (cotangent, weight) in enumerate(terms):
+        wanted.append((f"cotangent {number}", cotangent, tuple(v.shape)))
+        wanted.append((f"weights {number}", weight, (k, v.shape[0])))
+    if outside is not None:
+        wanted.append(("outside", outside, tuple(v.shape)))
+    for name, tensor, shape in wanted:
+        if tuple(tensor.shape) != shape:
             raise MarbleError(
                 f"Jacobian.backward: {name} has shape {tuple(tensor.shape)}, expected {shape}."
             )

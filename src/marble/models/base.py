@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from marble.errors import MarbleError
 from marble.models import lora
 from marble.models.conditioning import Conditioning, PromptCache
-from marble.models.samplers import sample_ode
+from marble.models.samplers import Sampler, sample_ode
 
 # Prompts are encoded in batches of this one size: kernels round differently at different sizes, and
 # a prompt's encoding must not depend on which others were new with it (exact resume, many ranks).
@@ -126,7 +126,7 @@ class Adapter(ABC):
         seeds: Sequence[int],
         *,
         steps: int,
-        sampler: str = "dpm",
+        sampler: str | Sampler = "dpm",
         guidance: float = 1.0,
         batch_size: int | None = None,
     ) -> Tensor:

@@ -17,10 +17,16 @@ from marble.errors import MarbleError
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """(x_σ [B, …], σ [B]) → v [B, …]"""
+Sampler = Callable[[Velocity, Tensor, Sequence[float]], Tensor]
+"""(velocity, noise [B, …], σ_0 … σ_T) → x_0"""
 
 
-def sample_ode(sampler: str, velocity: Velocity, noise: Tensor, sigmas: Sequence[float]) -> Tensor:
-    """x_0 from pure `noise` by the sampler of that name, in float32."""
+def sample_ode(
+    sampler: str | Sampler, velocity: Velocity, noise: Tensor, sigmas: Sequence[float]
+) -> Tensor:
+    """x_0 from pure `noise` by the sampler of that name (or the sampler itself), in float32."""
+    if not isinstance(sampler, str):
+        return sampler(velocity, noise.float(), [float(s) for s in sigmas])
     if sampler not in SAMPLERS:
         raise MarbleError(f"unknown sampler '{sampler}'; known: {', '.join(SAMPLERS)}")
     return SAMPLERS[sampler](velocity, noise.float(), [float(s) for s in sigmas])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from marble.errors import MarbleError
+from marble.harmonise import RULES, GramRule, Progress, Rule, rule_class
 from marble.recipe.base import (
     Count,
     Decay,
@@ -17,15 +19,8 @@ from marble.recipe.base import (
     Section,
 )
 
-GramMethod = Literal[
-    "marble", "mgda", "upgrad", "dualproj", "cagrad", "pcgrad", "nash", "imtl_g", "aligned"
-]
-PlainMethod = Literal[
-    "weighted_sum", "gdpo", "uniform", "fixed", "dropout", "sequential", "single", "progress"
-]
-Method = Literal[GramMethod, PlainMethod]
-GRAM_METHODS: tuple[str, ...] = get_args(GramMethod)
-METHODS: tuple[str, ...] = get_args(Method)
+METHODS: tuple[str, ...] = tuple(RULES)
+GRAM_METHODS: tuple[str, ...] = tuple(n for n, rule in RULES.items() if issubclass(rule, GramRule))
 #: `method: marble-paper` is `marble` with these and nothing else, whatever the defaults become.
 #: A reward that tells no samples apart stays in the solve, as in the published code.
 PAPER = {
@@ -106,42 +101,14 @@ class Stage(Section):
     )
 
 
-class Progress(Section):
-    """c = softmax(−β p), p_k = (R̄_k − R_k(0)) / unit_k: the reward that lags gets more."""
-
-    beta: Positive = Field(default=12.0, description="Sharpness of the softmax.")
-    units: Literal["std", "range"] = Field(
-        default="std",
-        description="Progress in the reward's own initial std, or its declared range (not by "
-        "twins).",
-    )
-    gate: bool = Field(
-        default=False,
-        description="Turn down rewards that do not respond to the weight they get (not by twins, "
-        "which tell noise by themselves).",
-    )
-    decay: Decay = Field(default=0.9, description="Decay of the running mean R̄.")
-    warmup: PositiveInt = Field(
-        default=5, description="Steps whose mean is R(0); uniform until then."
-    )
-    twins: Count = Field(
-        default=36,
-        description="Pictures of an epoch that the base draws too, from the same seeds: progress "
-        "is measured on these twins; 0: on the batches' means.",
-    )
-    window: PositiveInt = Field(default=8, description="Epochs whose twins are looked at.")
-    redundancy: NonNegative = Field(
-        default=4.0,
-        description="A crowd of rewards that agree shares two votes, min(1, 2/Σ_j max(0, cos of "
-        "their advantages)^this), and one that most others oppose is hardly heard: higher, the "
-        "more alike they must be; 0: everyone has one vote.",
-    )
-
-
 class Balance(Section):
-    method: Method = Field(
+    method: str = Field(
         default="progress",
-        description="How rewards are combined. `marble-paper` is `marble` as published.",
+        description=f"How rewards are combined: {', '.join(METHODS)}; `marble-paper` is `marble` "
+        "as published; your own as `module:Class`.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The method's own options, e.g. {c: 0.4} of cagrad."
     )
     every: PositiveInt = Field(default=10, description="Optimiser steps between solves (N).")
     rho: Decay = Field(default=0.7, description="EMA of the coefficients: ᾱ ← ρ ᾱ + (1−ρ) α*.")
@@ -202,8 +169,9 @@ class Balance(Section):
     )
     reward: Name | None = Field(default=None, description="`single`: the reward to train on.")
     stages: list[Stage] = Field(default_factory=list, description="`sequential`: the stages.")
-    progress: Progress = Field(
-        default=Progress(), description="`progress` and `hybrid`: its settings."
+    progress: Progress.Options = Field(
+        default=Progress.Options(),
+        description="Measured progress: options of `progress`, and of what steers a `hybrid`.",
     )
 
     @model_validator(mode="before")
@@ -224,12 +192,35 @@ class Balance(Section):
                 )
         return {**data, **PAPER, "method": "marble"}
 
+    @model_validator(mode="after")
+    def _method_is_known(self) -> Balance:
+        try:
+            rule = self.rule
+        except MarbleError as error:
+            raise ValueError(f"method: {error}") from None
+        try:
+            rule.read_options(
+                {k: v for k, v in self.rule_options.items() if not isinstance(v, dict)}
+            )
+        except MarbleError as error:
+            raise ValueError(f"options: {error}") from None
+        return self
+
     @property
-    def measures_progress(self) -> bool:
-        """Whether it matters how far each reward has come."""
-        return self.method == "progress" or self.hybrid != "none"
+    def rule_options(self) -> dict[str, Any]:
+        """The method's own options: a section of its name, if there is one, and `options`."""
+        section = getattr(self, self.method, None)
+        own = section.model_dump() if isinstance(section, Section) else {}
+        if self.method == "dropout":
+            own = {"rate": self.dropout}
+        return own | self.options
+
+    @property
+    def rule(self) -> type[Rule]:
+        """The class of the method."""
+        return rule_class(self.method)
 
     @property
     def uses_gram(self) -> bool:
         """Whether the method needs the K×K Gram matrix of the rewards' gradients."""
-        return self.method in GRAM_METHODS
+        return issubclass(self.rule, GramRule)

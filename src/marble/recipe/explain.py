@@ -37,10 +37,10 @@ _TYPES = {
 }
 
 
-def explain(error: ValidationError, raw: Any) -> str:
+def explain(error: ValidationError, raw: Any, model: type[BaseModel] = Recipe) -> str:
     """The first problem, as `dotted.path: what is wrong and what is right`, and how many more."""
     problems = _worst_first(error.errors())
-    line = _one(problems[0], raw)
+    line = _one(problems[0], raw, model)
     more = len({p["loc"] for p in problems}) - 1
     return f"{line} (and {more} more)" if more > 0 else line
 
@@ -67,12 +67,12 @@ def _worst_first(problems: list[Any]) -> list[Any]:
     return sorted(problems, key=lambda p: p["type"] != "extra_forbidden")
 
 
-def _one(problem: Any, raw: Any) -> str:
+def _one(problem: Any, raw: Any, model: type[BaseModel]) -> str:
     kind, loc, value = problem["type"], problem["loc"], problem.get("input")
     ctx = problem.get("ctx", {})
     path = _dotted(loc, raw)
     if kind == "extra_forbidden":
-        return _unknown_key(loc, path)
+        return _unknown_key(loc, path, model)
     if kind == "missing":
         return f"{path}: is required"
     if kind in _TYPES:
@@ -115,28 +115,27 @@ def _step(here: Any, part: Any) -> Any:
         return None
 
 
-def _unknown_key(loc: tuple[Any, ...], path: str) -> str:
+def _unknown_key(loc: tuple[Any, ...], path: str, model: type[BaseModel]) -> str:
     key = str(loc[-1])
     generic = f"{loc[0]}.{key}" if loc[0] == "rewards" else path
     if generic in _ELSEWHERE:
         return f"{path}: unknown key; it is {_ELSEWHERE[generic]}"
-    siblings = _fields_at(loc[:-1])
+    siblings = _fields_at(loc[:-1], model)
     near = nearest(key, siblings)
     prefix = path.removesuffix(key)
     if near:
         return f"{path}: unknown key; did you mean {prefix}{near}?"
-    same = [p for p in known_paths() if p.split(".")[-1] == key]
+    same = [p for p in known_paths(model) if p.split(".")[-1] == key]
     if same:
         return f"{path}: unknown key; did you mean {same[0]}?"
-    far = nearest(path, known_paths())
+    far = nearest(path, known_paths(model))
     if far and far.split(".")[-1] not in siblings:
         return f"{path}: unknown key; did you mean {far}?"
     return f"{path}: unknown key; known here: {', '.join(siblings)}"
 
 
-def _fields_at(loc: tuple[Any, ...]) -> list[str]:
+def _fields_at(loc: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
     """Field names of the section that `loc` points to, through lists and mappings."""
-    model: type[BaseModel] = Recipe
     for part in loc:
         info = model.model_fields.get(part) if isinstance(part, str) else None
         if info is not None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from marble.errors import RecipeError
+from marble.errors import MarbleError, RecipeError
 from marble.recipe.balance import Rewards
 from marble.recipe.explain import explain, nearest
-from marble.recipe.schema import Recipe
+from marble.recipe.schema import Recipe, recipe_class
 from marble.recipe.yamlio import parse
 
 
@@ -48,9 +48,13 @@ def recipe_from(
     for override in overrides:
         merged = _override(merged, override)
     try:
-        return Recipe.model_validate(merged)
+        model = recipe_class(merged)
+    except MarbleError as error:
+        raise RecipeError(f"{where}: objective.name: {error}") from None
+    try:
+        return model.model_validate(merged)
     except ValidationError as error:
-        raise RecipeError(f"{where}: {explain(error, merged)}") from None
+        raise RecipeError(f"{where}: {explain(error, merged, model)}") from None
 
 
 def _shipped() -> Path:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
+from marble.objectives import objective_class
+from marble.objectives.base import ObjectiveOptions
+from marble.objectives.nft import Options as NFTOptions
 from marble.recipe.balance import Balance, Reward, Rewards, Stage
 from marble.recipe.base import Section
-from marble.recipe.sections import Data, Eval, Log, Model, Objective, Optim, Rollout, Train
+from marble.recipe.sections import Data, Eval, Log, Model, Optim, Rollout, Train
 
 
 class Recipe(Section):
@@ -21,7 +26,7 @@ class Recipe(Section):
     data: Data = Field(default=Data(), description="Prompts and groups.")
     rewards: Rewards = Field(default=Rewards(), description="What is good.")
     balance: Balance = Field(default=Balance(), description="How rewards are combined.")
-    objective: Objective = Field(default=Objective(), description="The loss.")
+    objective: NFTOptions = Field(default=NFTOptions(), description="The loss.")
     rollout: Rollout = Field(default=Rollout(), description="How pictures are sampled.")
     optim: Optim = Field(default=Optim(), description="Optimiser and weight EMA.")
     train: Train = Field(default=Train(), description="Length, batches, checkpoints.")
@@ -77,12 +82,30 @@ class Recipe(Section):
         return self
 
 
+def recipe_class(raw: dict[str, Any]) -> type[Recipe]:
+    """The class for a recipe's data: its `objective` section is declared beside the objective."""
+    section = raw.get("objective")
+    name = section.get("name", "nft") if isinstance(section, dict) else "nft"
+    if not isinstance(name, str):
+        return Recipe
+    return _with_objective(objective_class(name).Options)
+
+
+@cache
+def _with_objective(options: type[ObjectiveOptions]) -> type[Recipe]:
+    if options is NFTOptions:
+        return Recipe
+    field = Field(default=options(), description="The loss.")
+    return create_model("Recipe", __base__=Recipe, objective=(options, field))
+
+
 def _problems(recipe: Recipe) -> Iterator[str]:
     """What is wrong between fields, as `dotted.path: message`, most basic first."""
     yield from _data_problems(recipe)
     yield from _reward_problems(recipe)
     yield from _balance_problems(recipe)
     yield from _length_problems(recipe)
+    yield from _objective_problems(recipe)
 
 
 def _data_problems(recipe: Recipe) -> Iterator[str]:
@@ -116,7 +139,7 @@ def _reward_problems(recipe: Recipe) -> Iterator[str]:
             for name in reward.sources or []:
                 if name not in sources:
                     yield f"rewards.{reward.name}.sources: {_unknown(name, sources, 'source')}"
-    if recipe.balance.method in {"weighted_sum", "gdpo", "fixed"} and not any(rewards.weights):
+    if "weights" in recipe.balance.rule.Options.model_fields and not any(rewards.weights):
         yield f"rewards: {recipe.balance.method} needs a reward with a weight above 0"
 
 
@@ -126,11 +149,12 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
         if getattr(balance, key) and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
     for reward in recipe.rewards.train:
-        if reward.priority != 1.0 and balance.method != "progress":
+        if reward.priority != 1.0 and not balance.rule.prioritised:
             instead = "balance.priorities" if balance.uses_gram else "weights, with method fixed"
-            yield f"rewards.{reward.name}.priority: only progress looks at it; use {instead}"
+            yield f"rewards.{reward.name}.priority: {balance.method} has none; use {instead}"
     progress = balance.progress
-    if balance.measures_progress and progress.twins and (progress.units != "std" or progress.gate):
+    used = isinstance(getattr(balance, balance.method, None), Section) or balance.hybrid != "none"
+    if used and progress.twins and (progress.units != "std" or progress.gate):
         key = "gate" if progress.gate else "units"
         yield f"balance.progress.{key}: is for progress by batch means; set progress.twins to 0"
     for key, off in (("hybrid", "none"), ("snr", 0.0)):
@@ -166,6 +190,18 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
         for name in stage.sources or []:
             if name not in recipe.data.sources:
                 yield f"balance.stages.{i}.sources: {_unknown(name, recipe.data.sources, 'source')}"
+
+
+def _objective_problems(recipe: Recipe) -> Iterator[str]:
+    if recipe.rollout.sampler == "sde" and recipe.eval.sampler is None:
+        yield "eval.sampler: evaluation draws without noise; set it to dpm or euler"
+    objective = objective_class(recipe.objective.name)
+    yield from objective.problems(recipe)
+    if recipe.balance.target == "reward" and not objective.common_pull:
+        yield (
+            f"balance.target: reward splits off the pull that is common to all rewards, which "
+            f"objective {recipe.objective.name} does not have; use full"
+        )
 
 
 def _length_problems(recipe: Recipe) -> Iterator[str]:

@@ -23,6 +23,7 @@ from marble.recipe.base import (
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Sampler = Literal["dpm", "euler"]
+RolloutSampler = Literal["dpm", "euler", "sde"]
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -102,28 +103,6 @@ class Data(Section):
         return {k: {"path": v} if isinstance(v, str) else v for k, v in value.items()}
 
 
-class Objective(Section):
-    name: Literal["nft"] = Field(default="nft", description="The loss: DiffusionNFT.")
-    form: Literal["adaptive", "plain"] = Field(
-        default="adaptive",
-        description="Self-normalised loss as trained in public code, or the equation.",
-    )
-    beta: Positive = Field(
-        default=0.1, description="Strength of the implicit positive/negative policies."
-    )
-    a_max: Positive = Field(default=5.0, description="Advantage at which r reaches 0 or 1.")
-    advantage_std: Literal["batch", "group"] = Field(
-        default="batch", description="Divide by the reward's std over the epoch, or over the group."
-    )
-    kl: NonNegative = Field(
-        default=1e-4, description="Weight of ‖v_θ − v_ref‖², outside the balance."
-    )
-    kl_every: PositiveInt = Field(
-        default=1,
-        description="Compute the KL on every m-th timestep and weight it by m (unbiased).",
-    )
-
-
 class OldDecay(Section):
     """d(n) = min(initial + rate · max(0, n − start), cap); v_old ← d·v_old + (1−d)·v_θ."""
 
@@ -137,8 +116,22 @@ class OldDecay(Section):
         return min(self.initial + self.rate * max(0, epoch - self.start), self.cap)
 
 
+class Sde(Section):
+    """Euler–Maruyama steps of the flow's reverse SDE, with diffusion g² = noise²·σ/(1−σ)."""
+
+    noise: Positive = Field(default=0.7, description="Noise level of a step.")
+    window: PositiveInt | None = Field(
+        default=None,
+        description="So many consecutive steps have noise, where they begin drawn for each prompt; "
+        "the others are Euler's. null: all steps.",
+    )
+
+
 class Rollout(Section):
-    sampler: Sampler = Field(default="dpm", description="DPM-Solver++ 2M, or Euler.")
+    sampler: RolloutSampler = Field(
+        default="dpm", description="DPM-Solver++ 2M, Euler, or `sde`: with noise at every step."
+    )
+    sde: Sde = Field(default=Sde(), description="Settings of the sampler `sde`.")
     steps: PositiveInt = Field(
         default=25, description="Sampling steps; training uses the same timesteps."
     )

@@ -90,6 +90,7 @@ def _draw_and_score(
         guidance=settings.guidance or rollout.guidance,
         batch_size=size,
         pool=None,
+        sde=rollout.sde,
     )
     tables = [mine.scores_Kn]
     prompts = [s.prompt.text for s in mine.samples]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,19 @@ from marble.training.setup import Parts
 from marble.training.twins import base_scores, choose
 from marble.training.watch import Look, Watch
 
-# Epochs between reminders that a reward hardly counts; the first comes once the window is full.
-_DOUBT_EVERY = 50
+
+@dataclass(frozen=True)
+class Epoch:
+    """All samples of an epoch, this process's pictures of them, and everyone's advantages.
+
+    local: where this process's samples stand among all of them.
+    """
+
+    samples: list[Sample]
+    rollout: Rollout
+    batch: Batch
+    rewards_KN: torch.Tensor
+    local: torch.Tensor
 
 
 class Trainer:
@@ -54,7 +67,7 @@ class Trainer:
         self.settings = Settings(
             seed=recipe.train.seed,
             batch_size=recipe.train.batch_size,
-            timesteps=recipe.timesteps_per_sample,
+            pairs=self.balancer.objective.pairs(recipe),
             kl=recipe.objective.kl,
             kl_every=recipe.objective.kl_every,
         )
@@ -71,8 +84,31 @@ class Trainer:
 
     def run_epoch(self) -> list[dict[str, Any]]:
         """One rollout and the optimiser steps on it; a row of metrics for each step."""
-        samples = self._sampler().epoch(self.epoch)
         skipped = dict(self.parts.rewards.skipped)
+        epoch = self.draw(self._sampler().epoch(self.epoch))
+        seen = self._observe_pairs(epoch)
+        skips, self.warnings = self._look_at_rewards(skipped)
+        if seen:
+            self.warnings += self.balancer.harmoniser.doubts(self.epoch)
+        rows: list[dict[str, Any]] = []
+        train = self.recipe.train
+        # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.
+        followed = self.recipe.rollout.old_decay.at(self.epoch) == 0
+        for inner in range(train.inner_epochs):
+            for chosen in self.split(epoch, self.epoch, inner):
+                if self.finished:
+                    break
+                row = self._optimise(epoch, chosen, inner, followed and not rows)
+                rows.append(row | skips | seen)
+                seen = {}
+        self.epoch += 1
+        self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
+        self.last = (epoch.rollout, epoch.batch)
+        self.scored = (epoch.samples, epoch.rewards_KN)
+        return rows
+
+    def draw(self, samples: list[Sample]) -> Epoch:
+        """Pictures of all `samples`, each on one process, their scores and advantages."""
         rollout = self.processes.together(lambda: self.rollout(samples))
         gathered = gather_rewards(
             rollout.scores_Kn,
@@ -80,46 +116,33 @@ class Trainer:
             np.array([s.index for s in rollout.samples], dtype=np.int64),
         )
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
-        progress = self._compare(samples, gathered.rewards_KN.numpy())
-        skips, self.warnings = self._look_at_rewards(skipped)
-        since = self.epoch - self.recipe.balance.progress.window
-        if progress and since >= 0 and since % _DOUBT_EVERY == 0:
-            self.warnings += self.balancer.harmoniser.doubts()
-        rows: list[dict[str, Any]] = []
-        train = self.recipe.train
-        # The last `follow` had this decay: with 0, v_old is v_θ until the first step moves it.
-        followed = self.recipe.rollout.old_decay.at(self.epoch) == 0
-        for inner in range(train.inner_epochs):
-            for chosen in split_epoch(
-                batch.size, train.steps_per_epoch, train.seed, self.epoch, inner
-            ):
-                if self.finished:
-                    break
-                row = self._optimise(
-                    samples, rollout, batch, gathered.local_n, chosen, inner, followed and not rows
-                )
-                rows.append(row | skips | progress)
-                progress = {}
-        self.epoch += 1
-        self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
-        self.last = (rollout, batch)
-        self.scored = (samples, gathered.rewards_KN)
-        return rows
+        return Epoch(samples, rollout, batch, gathered.rewards_KN, gathered.local_n)
 
-    def _compare(self, samples: list[Sample], rewards_KN: np.ndarray) -> dict[str, float]:
-        """Draws some of the epoch's pictures from the base too, and shows the twins to the balance.
-        The first epoch's are their own twins."""
-        balance = self.recipe.balance
-        if self.step == 0 or not (balance.measures_progress and balance.progress.twins):
+    def split(self, epoch: Epoch, number: int, inner: int) -> Iterator[np.ndarray]:
+        """The epoch's sample positions, dealt to its optimiser steps."""
+        return split_epoch(
+            epoch.batch.size,
+            self.recipe.train.steps_per_epoch,
+            self.settings.seed,
+            number,
+            inner,
+            together=self.balancer.objective.together,
+        )
+
+    def _observe_pairs(self, epoch: Epoch) -> dict[str, float]:
+        """Draws some of the epoch's pictures from the base too, where the rule asks for such pairs.
+        Before the first step both would be the same."""
+        count = self.balancer.harmoniser.paired
+        if self.step == 0 or not count:
             return {}
         started = time.perf_counter()
-        at = choose(samples, balance.progress.twins)
-        twins = [samples[i] for i in at]
-        base_Kn = base_scores(self.adapter, self.parts.rewards, twins, self.recipe, self.processes)
-        progress_K, trust_K = self.balancer.harmoniser.compare(rewards_KN[:, at], base_Kn)
+        at = choose(epoch.samples, count)
+        chosen = [epoch.samples[i] for i in at]
+        base_Kn = base_scores(self.adapter, self.parts.rewards, chosen, self.recipe, self.processes)
+        found = self.balancer.harmoniser.observe_pairs(epoch.rewards_KN.numpy()[:, at], base_Kn)
         row: dict[str, float] = {}
-        for name, p, trust in zip(self.recipe.rewards.names, progress_K, trust_K):
-            row |= {f"progress/{name}": float(p), f"progress_trust/{name}": float(trust)}
+        for k, name in enumerate(self.recipe.rewards.names):
+            row |= {f"{key}/{name}": float(values[k]) for key, values in found.items()}
         return row | {"time/twins": time.perf_counter() - started}
 
     def rollout(self, samples: list[Sample]) -> Rollout:
@@ -128,13 +151,15 @@ class Trainer:
         return make_rollout(
             self.adapter,
             self.parts.rewards,
-            self.processes.mine(samples),
+            self.processes.mine(samples, together=self.balancer.objective.together),
             policy="old",
             steps=settings.steps,
             sampler=settings.sampler,
             guidance=settings.guidance,
             batch_size=settings.batch_size,
             pool=self._pool,
+            sde=settings.sde,
+            keep_path=self.balancer.objective.keeps_path,
         )
 
     # -- the probe ----------------------------------------------------------------------------
@@ -180,33 +205,23 @@ class Trainer:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def _optimise(
-        self,
-        samples: list[Sample],
-        rollout: Rollout,
-        batch: Batch,
-        local: torch.Tensor,
-        chosen: np.ndarray,
-        inner: int,
-        on_policy: bool,
-    ) -> dict[str, Any]:
-        started = time.perf_counter()
-        positions = torch.from_numpy(chosen)
-        here = torch.isin(local, positions).nonzero().flatten()
+    def gradient(
+        self, epoch: Epoch, chosen: np.ndarray, step: int, inner: int, *, on_policy: bool
+    ) -> StepReport:
+        """Leaves the gradient of a step on the samples at `chosen` in `.grad`; takes no step."""
+        rollout, positions = epoch.rollout, torch.from_numpy(chosen)
+        here = torch.isin(epoch.local, positions).nonzero().flatten()
         part = Part(
             [rollout.samples[i] for i in here.tolist()],
             rollout.latents[here.to(rollout.latents.device)],
-            torch.searchsorted(positions, local[here]),
+            {name: kept[here.to(kept.device)] for name, kept in rollout.kept.items()},
+            torch.searchsorted(positions, epoch.local[here]),
         )
-        selected = batch.select(positions)
-        optimizer, step = self.parts.optimizer, self.step
-        optimizer.zero_grad(set_to_none=True)
-        for group in optimizer.param_groups:
-            group["lr"] = self.lr_scale * self.recipe.optim.lr_at(step, self.recipe.train.steps)
-        report = take_step(
+        self.parts.optimizer.zero_grad(set_to_none=True)
+        return take_step(
             self.adapter,
             self.balancer,
-            selected,
+            epoch.batch.select(positions),
             part,
             self.sigmas,
             self.settings,
@@ -214,11 +229,20 @@ class Trainer:
             inner=inner,
             on_policy=on_policy,
         )
-        applied = self._apply(report, [samples[i] for i in chosen])
+
+    def _optimise(
+        self, epoch: Epoch, chosen: np.ndarray, inner: int, on_policy: bool
+    ) -> dict[str, Any]:
+        started = time.perf_counter()
+        optimizer, step = self.parts.optimizer, self.step
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr_scale * self.recipe.optim.lr_at(step, self.recipe.train.steps)
+        report = self.gradient(epoch, chosen, step, inner, on_policy=on_policy)
+        applied = self._apply(report, [epoch.samples[i] for i in chosen])
         self.step += 1
         row = step_row(
             self.recipe.rewards.names,
-            batch,
+            epoch.batch,
             report,
             applied=applied,
             step=step,
@@ -234,7 +258,8 @@ class Trainer:
         self.warnings += self.guard.spikes(report)
         if self.warnings:
             row["notes"] = row.get("notes", []) + self.warnings
-        self._add_rollout(row, rollout, part, seconds)
+        here = int(torch.isin(epoch.local, torch.from_numpy(chosen)).sum())
+        self._add_rollout(row, epoch.rollout, here, seconds)
         return row
 
     def _apply(self, report: StepReport, samples: list[Sample]) -> dict[str, float] | None:
@@ -253,10 +278,10 @@ class Trainer:
         self.balancer.scale = self.guard.scale
         return applied
 
-    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, part: Part, took: float) -> None:
-        """Times and statistics of the rollout; a step among several answers for its share of it."""
+    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, here: int, took: float) -> None:
+        """Times and statistics of the rollout; a step on `here` of its samples has its share."""
         row["time/rollout"], row["time/reward"] = rollout.seconds, rollout.reward_seconds
-        share = len(part.samples) / max(1, len(rollout.samples)) / self.recipe.train.inner_epochs
+        share = here / max(1, len(rollout.samples)) / self.recipe.train.inner_epochs
         seconds = (rollout.seconds + rollout.reward_seconds) * share + took
         row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from marble.balance import Balancer, Batch, Plan, StepReport
-from marble.data import Sample
 from marble.models.base import Adapter
+from marble.objectives import Drawn, Point
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Drawn):
     """The samples that this process brings to one optimiser step."""
 
-    samples: list[Sample]
-    latents: Tensor
-    position: Tensor
+    position: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     """Where each sample stands in the step's batch, which holds those of all processes."""
 
 
@@ -28,7 +26,7 @@ class Part:
 class Settings:
     seed: int
     batch_size: int
-    timesteps: int
+    pairs: int
     kl: float
     kl_every: int
 
@@ -50,18 +48,23 @@ def take_step(
     on_policy: v_old and v_θ have the same weights, so that one forward pass gives both.
     """
     starts = range(0, len(part.samples), settings.batch_size)
-    count = settings.timesteps * len(starts)
-    plan = balancer.begin_step(batch, step, micro_batches=count, pairs=settings.timesteps)
+    count = settings.pairs * len(starts)
+    objective = balancer.objective
+    plan = balancer.begin_step(batch, step, micro_batches=count, pairs=settings.pairs)
     offset = kl_offset(settings, step)
-    levels = _levels(part.samples, sigmas, settings, inner)
+    point_at = objective.points(part, sigmas, seed=settings.seed, inner=inner, count=settings.pairs)
+    # v_θ stands in for v_old where they are the same.
+    same = on_policy and "old" in objective.policies
+    frozen = tuple(p for p in objective.policies if not (same and p == "old"))
     number = 0
-    for j in range(settings.timesteps):
+    for j in range(settings.pairs):
         for start in starts:
             chosen = slice(start, start + settings.batch_size)
-            with_kl = settings.kl > 0 and (number + offset) % settings.kl_every == 0
-            kl = settings.kl * settings.kl_every if with_kl else 0.0
-            sigma = levels[j, chosen]
-            _micro_batch(adapter, plan, part, chosen, sigma, settings, inner, j, kl, on_policy)
+            point = point_at(j, chosen)
+            if settings.kl > 0 and (number + offset) % settings.kl_every == 0:
+                point.kl = settings.kl * settings.kl_every
+            prompts = [sample.prompt.text for sample in part.samples[chosen]]
+            _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
             number += 1
     return plan.finish()
 
@@ -74,65 +77,42 @@ def kl_offset(settings: Settings, step: int) -> int:
 def _micro_batch(
     adapter: Adapter,
     plan: Plan,
-    part: Part,
-    chosen: slice,
-    sigma: Tensor,
-    settings: Settings,
-    inner: int,
-    j: int,
-    kl: float,
-    on_policy: bool,
+    point: Point,
+    prompts: list[str],
+    position: Tensor,
+    frozen: tuple[str, ...],
+    same: bool,
 ) -> None:
-    samples, x_0 = part.samples[chosen], part.latents[chosen].to(adapter.device)
-    sigma = sigma.to(x_0)
-    noise = pair_noise(samples, x_0, settings.seed, inner, j)
-    s = sigma.view(-1, *[1] * (x_0.dim() - 1))
-    x_t = (1 - s) * x_0 + s * noise
-    cond = adapter.encode([sample.prompt.text for sample in samples]).to(adapter.device)
-    v_old = v_ref = None
+    for name, tensor in vars(point).items():
+        if isinstance(tensor, Tensor):
+            setattr(point, name, tensor.to(adapter.device))
+    point.kept = {name: tensor.to(adapter.device) for name, tensor in point.kept.items()}
+    cond = adapter.encode(prompts).to(adapter.device)
     with torch.no_grad():
-        if not on_policy:
+        if "old" in frozen:
             with adapter.using("old"):
-                v_old = adapter.velocity(x_t, sigma, cond)
-        if kl > 0:
+                point.v_old = adapter.velocity(point.x_t, point.t_B, cond)
+        if "base" in frozen or point.kl > 0:
             with adapter.using("base"):
-                v_ref = adapter.velocity(x_t, sigma, cond)
+                point.v_ref = adapter.velocity(point.x_t, point.t_B, cond)
     with adapter.using("default"):
         with plan.recording():
-            v = adapter.velocity(x_t, sigma, cond)
-        v_old = v.detach() if v_old is None else v_old
+            v = adapter.velocity(point.x_t, point.t_B, cond)
+        if same and point.v_old is None:
+            point.v_old = v.detach()
         # Still inside `using`: checkpointed blocks run their forward again during the backward.
-        plan.backward(
-            v, v_old, x_t, x_0, sigma, part.position[chosen], noise=noise, v_ref=v_ref, kl=kl
-        )
+        plan.backward(v, point, position)
 
 
-def _levels(samples: list[Sample], sigmas: Tensor, settings: Settings, inner: int) -> Tensor:
-    """[timesteps, n]: for each sample some of the sampling noise levels, none of them twice."""
-    order = np.empty((settings.timesteps, len(samples)), dtype=np.int64)
-    for i, sample in enumerate(samples):
-        rng = np.random.default_rng([settings.seed, sample.index, inner, 0x71])
-        order[:, i] = rng.permutation(len(sigmas))[: settings.timesteps]
-    return sigmas[torch.from_numpy(order)]
+def split_epoch(
+    count: int, parts: int, seed: int, epoch: int, inner: int, together: int = 1
+) -> Iterator[np.ndarray]:
+    """The epoch's sample positions dealt to its optimiser steps, in ascending order each.
 
-
-def pair_noise(samples: list[Sample], like: Tensor, seed: int, inner: int, j: int) -> Tensor:
-    """Noise of each (sample, timestep) pair from its own seed: the same on any process."""
-    generator = torch.Generator()
-    parts = []
-    for sample in samples:
-        key = np.random.SeedSequence([seed, sample.index, inner, j, 0x9E]).generate_state(
-            1, np.uint64
-        )
-        generator.manual_seed(int(key[0] >> 1))
-        parts.append(torch.randn(like.shape[1:], generator=generator))
-    return torch.stack(parts).to(like)
-
-
-def split_epoch(count: int, parts: int, seed: int, epoch: int, inner: int) -> Iterator[np.ndarray]:
-    """The epoch's sample positions dealt to its optimiser steps, in ascending order each."""
-    order = np.arange(count)
+    together: so many consecutive samples go to the same step.
+    """
+    order = np.arange(count // together)
     if parts > 1:
-        order = np.random.default_rng([seed, epoch, inner, 0xE0]).permutation(count)
+        order = np.random.default_rng([seed, epoch, inner, 0xE0]).permutation(count // together)
     for part in np.array_split(order, parts):
-        yield np.sort(part)
+        yield (np.sort(part)[:, None] * together + np.arange(together)).flatten()

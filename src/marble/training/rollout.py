@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,9 @@ from torch import Tensor
 from marble.data import Sample
 from marble.evaluation.canaries import canaries
 from marble.models.base import Adapter
+from marble.models.samplers import Sampler
+from marble.models.sde import Sde
+from marble.recipe.sections import Sde as SdeSettings
 from marble.rewards import RewardSet
 
 
@@ -29,6 +32,8 @@ class Rollout:
     seconds: float
     reward_seconds: float
     """Time spent waiting for scores after the last picture was drawn."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """What else the sampler kept of every sample, for objectives that train on its steps."""
 
     @cached_property
     def canaries(self) -> dict[str, float]:
@@ -50,8 +55,13 @@ def make_rollout(
     guidance: float,
     batch_size: int,
     pool: Executor | None,
+    sde: SdeSettings | None = None,
+    keep_path: bool = False,
 ) -> Rollout:
-    """Samples under `policy`. With a `pool`, a batch is scored while the next one is drawn."""
+    """Samples under `policy`. With a `pool`, a batch is scored while the next one is drawn.
+
+    sde: settings of the sampler `sde`; its noisy steps are kept with `keep_path`.
+    """
     started = time.perf_counter()
     # All prompts at once: encoders that wait in main memory come to the device a single time.
     if samples:
@@ -59,11 +69,17 @@ def make_rollout(
     latents: list[Tensor] = []
     images: list[Tensor] = []
     scores: list[Future[np.ndarray] | np.ndarray] = []
+    kept: list[dict[str, Tensor]] = []
     for start in range(0, len(samples), batch_size):
         part = samples[start : start + batch_size]
+        chosen: str | Sde = sampler
+        if sampler == "sde":
+            chosen = _sde(part, sde or SdeSettings(), keep_path)
         x_0, pictures = draw(
-            adapter, part, policy=policy, steps=steps, sampler=sampler, guidance=guidance
+            adapter, part, policy=policy, steps=steps, sampler=chosen, guidance=guidance
         )
+        if isinstance(chosen, Sde) and keep_path:
+            kept.append(chosen.kept)
         latents.append(x_0)
         images.append(pictures)
         prompts = [s.prompt.text for s in part]
@@ -83,6 +99,17 @@ def make_rollout(
         np.concatenate(arrays, axis=1) if arrays else empty,
         drawn - started,
         done - drawn,
+        {name: torch.cat([part[name] for part in kept]) for name in (kept[0] if kept else ())},
+    )
+
+
+def _sde(samples: Sequence[Sample], settings: SdeSettings, keep: bool) -> Sde:
+    return Sde(
+        [s.seed for s in samples],
+        [s.group for s in samples],
+        noise=settings.noise,
+        window=settings.window,
+        keep=keep,
     )
 
 
@@ -93,7 +120,7 @@ def draw(
     *,
     policy: str,
     steps: int,
-    sampler: str,
+    sampler: str | Sampler,
     guidance: float,
 ) -> tuple[Tensor, Tensor]:
     """Latents and uint8 pictures (on the CPU) of some samples under `policy`."""

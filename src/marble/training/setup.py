@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 import marble.models
 from marble.balance import Balancer
-from marble.balance.gates import Gate, dropout, only, stages
+from marble.balance.gates import Gate, only, stages
 from marble.data import GroupSampler, Prompt, Sample, held_out, load_prompts, sample_seed
 from marble.errors import MarbleError
 from marble.models.base import Adapter
-from marble.objectives import NFT
+from marble.objectives import objective_class
 from marble.recipe import Recipe
 from marble.rewards import RewardSet
 from marble.rewards import check as check_reward
@@ -134,29 +133,20 @@ def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, Rewa
     return sets[0], sets[1]
 
 
-def _priorities(recipe: Recipe) -> dict[str, float]:
-    if recipe.balance.method == "progress":
-        return {reward.name: reward.priority for reward in recipe.rewards.train}
-    return recipe.balance.priorities
-
-
 def build_balancer(
     recipe: Recipe, adapter: Adapter, optimizer: torch.optim.Optimizer | None
 ) -> Balancer:
     b, o, names = recipe.balance, recipe.objective, recipe.rewards.names
-    progress: dict[str, Any] = {}
-    if b.measures_progress:
-        p = b.progress
-        progress = {"beta": p.beta, "units": p.units, "momentum": p.decay, "warmup": p.warmup}
-        progress |= {"gate_after": 30 if p.gate else None, "window": p.window}
-        progress["redundancy"] = p.redundancy
-        if p.units == "range":
-            progress["ranges"] = _ranges(recipe)
+    options, progress = b.rule_options, b.progress.model_dump()
+    for wanted in (options, progress):
+        if wanted.get("units") == "range":
+            wanted["ranges"] = _ranges(recipe)
+    priorities = {reward.name: reward.priority for reward in recipe.rewards.train}
     return Balancer(
         adapter.transformer,
         names,
         method=b.method,
-        objective=NFT(beta=o.beta, a_max=o.a_max, adaptive=o.form == "adaptive"),
+        objective=objective_class(o.name)(o),
         weights=dict(zip(names, recipe.rewards.weights)),
         std=o.advantage_std,
         target=b.target,
@@ -173,14 +163,14 @@ def build_balancer(
         seed=recipe.train.seed,
         rho=b.rho,
         amortise=b.amortise,
-        priorities=_priorities(recipe),
+        priorities=b.priorities if b.uses_gram else priorities,
         floors={name: 0.0 for name in b.floors},
         groups=b.groups,
         ridge=b.ridge,
         probe=b.probe,
         consolidate=b.consolidate,
         total_steps=recipe.train.steps,
-        options=progress if b.method == "progress" else {},
+        options=options,
         hybrid=b.hybrid,
         snr=b.snr,
         progress=progress,
@@ -203,8 +193,6 @@ def _gate(recipe: Recipe) -> Gate | None:
     b, names = recipe.balance, recipe.rewards.names
     if b.method == "single":
         return only(len(names), names.index(b.reward or names[0]))
-    if b.method == "dropout":
-        return dropout(len(names), b.dropout, recipe.train.seed)
     if b.method == "sequential":
         plan = recipe.stages()
         members = [[names.index(n) for n in stage.rewards or names] for _, stage in plan]

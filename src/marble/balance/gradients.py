@@ -1,0 +1,154 @@
+"""A step's recorded gradients: K rewards' and their sum's, by halves of the step where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from marble.jacobian import Jacobian
+from marble.jacobian.passes import Term
+
+
+class Gradients:
+    """Owns the `Jacobian`, made when it is first needed; knows no rule and no objective.
+
+    halves: keep the step's samples in two halves, for products across independent parts.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str], *, halves: bool) -> None:
+        self.names, self.k, self.halves = list(names), len(names), halves
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._model = model
+        self._jacobian: Jacobian | None = None
+        self._dealt = 0
+        self._slot_N = torch.zeros(0)
+        self.share_RS = torch.zeros(self.k + 1, 2, dtype=torch.float64)
+        """Part of each row's pairs that a half of the step holds; all processes' after `reduce`."""
+
+    @property
+    def jacobian(self) -> Jacobian:
+        if self._jacobian is None:
+            self._jacobian = Jacobian(
+                self._model,
+                self.k + 1,  # one further row, at next to no cost: what the sum would have done
+                names=[*self.names, "weighted sum"],
+                slots=2 if self.halves else 1,
+            )
+        return self._jacobian
+
+    @property
+    def made(self) -> bool:
+        return self._jacobian is not None
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """A step sums gradients over processes once, so DDP must not do it in every backward."""
+        context = getattr(self._model, "no_sync", None)
+        return context() if callable(context) else nullcontext()
+
+    # -- recording --------------------------------------------------------------------------------
+
+    def begin(self, samples: int) -> None:
+        """Empties everything for a step of so many samples."""
+        if self._jacobian is not None:
+            self._jacobian.zero()
+        self._dealt = 0
+        self._slot_N = torch.full((samples,), -1)
+        self.share_RS = torch.zeros(self.k + 1, 2, dtype=torch.float64)
+
+    def add(
+        self, v: Tensor, terms: Sequence[Term], outside: Tensor | None, share: Tensor, at: Tensor
+    ) -> None:
+        """A micro-batch of the samples `at`; `share` is its part of every row's pairs."""
+        slot = self._slot(at)
+        self.share_RS[:, slot] += share.sum(1)
+        self.jacobian.backward(v, terms, outside=outside, slot=slot)
+
+    def _slot(self, at: Tensor) -> int:
+        """The half of the step a micro-batch goes to.
+
+        A sample stays in its half at all its timesteps: halves that share a picture share its
+        noise, and would agree with each other more than with a new batch.
+        """
+        known = int(self._slot_N[at].max())
+        if known < 0:
+            known = (self._dealt + _rank()) % self.jacobian.slots
+            self._dealt += 1
+        self._slot_N[at] = known
+        return known
+
+    def reduce(self, scale: float) -> None:
+        """Sums over processes and takes the loss scale out."""
+        self.jacobian.reduce()
+        if scale != 1:
+            for rows in (self.jacobian.rows, self.jacobian.outside):
+                if rows is not None:
+                    rows.data.div_(scale)
+        if self.halves and dist.is_available() and dist.is_initialized():
+            shares = self.share_RS.to(self.parameters[0].device, torch.float32)
+            dist.all_reduce(shares)
+            self.share_RS = shares.double().cpu()
+
+    def not_finite(self) -> list[str]:
+        """Names of the rewards whose recorded gradient is not finite."""
+        largest = torch.linalg.vector_norm(self.jacobian.rows.data, torch.inf, dim=2)
+        finite = largest.isfinite().all(0)[: self.k].tolist()
+        return [name for name, good in zip(self.names, finite) if not good]
+
+    # -- products ---------------------------------------------------------------------------------
+
+    def gram(self, slots: tuple[int, int] | None = None, **options: Any) -> np.ndarray:
+        return self.jacobian.gram(slots=slots, **options).numpy()
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether both halves of the step hold something."""
+        return bool((self.share_RS > 0).any(0).all())
+
+    def half_gram(self, a: int, b: int, **options: Any) -> np.ndarray:
+        """Products of the *mean* gradients of two halves: slots hold sums over part of the step."""
+        share = self.share_RS.numpy()
+        safe = np.where(share > 0, share, 1.0)
+        return np.asarray(self.gram((a, b), **options) / safe[:, None, a] / safe[None, :, b])
+
+    def across_halves(self, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Products across the halves, [2, 2, K, K], and the rewards that only one half knows.
+
+        Those have the same gradient in both: nothing tells their signal from noise.
+        """
+        pairs = [[self.half_gram(a, b, **options) for b in (0, 1)] for a in (0, 1)]
+        blocks = np.array(pairs)[..., : self.k, : self.k]
+        absent = self.share_RS.numpy()[: self.k] == 0
+        lone = absent.any(axis=1) & ~absent.all(axis=1)
+        for a in (0, 1):
+            blocks[a][:, lone & absent[:, a]] = blocks[1 - a][:, lone & absent[:, a]]
+        for a in (0, 1):
+            blocks[:, a][..., lone & absent[:, a]] = blocks[:, 1 - a][..., lone & absent[:, a]]
+        return blocks, lone
+
+
+def norms_of(gram: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sqrt(np.maximum(np.diagonal(gram), 0.0)))
+
+
+def sum_grads(parameters: list[nn.Parameter]) -> None:
+    """Sums `.grad` over processes, as one vector; a process that had no micro-batch adds zeros."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    flat = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    dist.all_reduce(flat)
+    for p, value in zip(parameters, flat.split([p.numel() for p in parameters])):
+        assert p.grad is not None
+        p.grad.copy_(value.view_as(p))
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -1,0 +1,52 @@
+"""What a step weighs: every reward's two weights of every sample and, as a last row, the sum's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marble.balance.batch import Batch
+from marble.balance.report import Decision
+from marble.objectives import Objective, mix
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """R = K + 1 rows over the step's N samples, all processes'.
+
+    a_RN, b_RN: the objective's weights of L⁺ and L⁻. valid_RN: the sample takes part in the row.
+    count_R: its (sample, timestep) pairs, at least 1.
+    """
+
+    a_RN: Tensor
+    b_RN: Tensor
+    valid_RN: Tensor
+    count_R: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, objective: Objective, pairs: int) -> StepRows:
+        adv_RN = torch.cat([batch.adv.adv_KN, batch.merged_N[None]])
+        a, b = objective.weights(adv_RN)
+        valid = ~a.isnan()
+        return cls(a, b, valid, valid.sum(1).clamp_min(1) * pairs)
+
+    def share(self, at: Tensor) -> Tensor:
+        """m/n of some samples, [R, B]: the weight of one of their pairs in the row's mean."""
+        return self.valid_RN[:, at] / self.count_R[:, None].double()
+
+    def mixed(self, decision: Decision, target: str) -> tuple[Tensor, Tensor]:
+        """(ρ⁺, ρ⁻) of every sample for the single backward along the direction decided on.
+
+        Samples that no reward applies to take no part, a common pull included.
+        """
+        a, b, valid = self.a_RN, self.b_RN, self.valid_RN
+        c = torch.as_tensor(decision.direction_R)
+        if decision.merged:
+            return mix(c[-1:], a[-1:], b[-1:], valid[-1:], self.count_R[-1:])
+        plus, minus = mix(
+            c[:-1], a[:-1], b[:-1], valid[:-1], self.count_R[:-1],
+            target=target, total=int(self.count_R[-1]),
+        )  # fmt: skip
+        return plus * valid[-1], minus * valid[-1]

@@ -1,0 +1,117 @@
+"""Every objective on the tiny model: it trains, resumes bit for bit, and is shared by processes."""
+
+import pytest
+import torch
+from _survive import (
+    assert_same_run,
+    final_state,
+    kill_at,
+    make_world,
+    rewards_override,
+    rows,
+    run_here,
+    run_processes,
+    run_to_end,
+    spawn,
+)
+
+from marble.recipe import load_recipe
+from marble.training import setup
+from marble.training.loop import Trainer
+from marble.training.processes import Processes
+
+GRPO = ["objective.name=grpo", "rollout.sampler=sde", "eval.sampler=euler"]
+OBJECTIVES = {
+    "awm": ["objective.name=awm"],
+    "grpo": GRPO,
+    "grpo window": [*GRPO, "rollout.sde.window=2", "rollout.steps=4", "objective.kl_every=2"],
+    "dpo": ["objective.name=dpo", "train.batch_size=4", "train.steps_per_epoch=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("objectives"))
+
+
+def words(recipe, name):
+    toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+    # Behind θ, so that the ratio is not 1 and every policy has a part to play.
+    return [*OBJECTIVES[name], toys, "rollout.old_decay={initial: 0.5}", "objective.kl=0.01"]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_stopped_and_resumed_is_the_unbroken_run(recipe, tmp_path, name):
+    """Four steps at once, or two and two: the same weights, rows and pictures."""
+    common = [*words(recipe, name), "eval.every=0", "train.checkpoint_every=2"]
+    for folder, stops in (("whole", [4]), ("halves", [2, 4])):
+        for n, stop in enumerate(stops):
+            source = recipe if n == 0 else tmp_path / folder / "config.yaml"
+            changes = common if n == 0 else []
+            outcome, _ = run_here(
+                load_recipe(str(source), [*changes, f"train.steps={stop}"]),
+                tmp_path / folder,
+                resume=n > 0,
+            )
+            assert outcome.step == stop
+    whole, _ = final_state(tmp_path / "whole")
+    halves, _ = final_state(tmp_path / "halves")
+    for key, tensor in whole.items():
+        if key.startswith(("state/live", "state/old", "state/optimizer", "state/ema")):
+            assert torch.equal(tensor, halves[key]), key
+    table = rows(tmp_path / "whole")
+    assert len(table) == 4 and not any(row["skipped"] for row in table)
+    assert all(row["loss"] is not None for row in table)
+    assert {row["alpha_raw/red"] for row in table} != {1 / 3}
+    moved = max(float(t.abs().max()) for k, t in whole.items() if ".lora_B." in k)
+    assert moved > 1e-4
+
+
+@pytest.mark.parametrize("name", ["awm", "grpo", "dpo"])
+def test_its_gradient_raises_what_it_is_of(recipe, name):
+    """Ten steps on one reward raise it: signs are right from reward to weights."""
+    toys = rewards_override(recipe.parent / "toys.py", "red")
+    more = ["balance.method=uniform", "train.steps=12", "optim.lr=0.02", "objective.kl=0"]
+    more += ["data.prompts_per_epoch=6", "log.harmony_every=0", "train.timesteps_fraction=1.0"]
+    more += ["train.steps_per_epoch=1"] + ["objective.beta=10"] * (name == "dpo")
+    loaded = load_recipe(str(recipe), [*OBJECTIVES[name], toys, *more])
+    processes = Processes("cpu")
+    trainer = Trainer(loaded, setup.build(loaded, processes.device), processes)
+    means = [trainer.run_epoch()[0]["reward/red/mean"] for _ in range(12)]
+    trainer.close()
+    assert sum(means[-3:]) > sum(means[:3]) + 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_killed_and_resumed_is_bit_for_bit_the_unbroken_run(recipe, tmp_path, name):
+    changes = [*words(recipe, name), "train.steps=6"]
+    outcome, _ = run_here(recipe, tmp_path / "unbroken", *changes)
+    assert outcome.finished
+    out = tmp_path / "run"
+
+    def steps() -> int:
+        file = out / "metrics.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    process = spawn(run_to_end, str(recipe), str(out), changes)
+    assert kill_at(process, 0.0, lambda: steps() >= 3)
+    again = spawn(run_to_end, str(recipe), str(out), (), True)
+    again.join(200)
+    assert again.exitcode == 0
+    assert_same_run(tmp_path / "unbroken", out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_two_processes_are_one(recipe, tmp_path, name):
+    changes = [*words(recipe, name), "train.steps=4", "eval.every=0"]
+    for size in (1, 2):
+        assert run_processes(size, recipe, tmp_path / str(size), *changes) == [0] * size
+    (one, _), (two, _) = final_state(tmp_path / "1"), final_state(tmp_path / "2")
+    for key, tensor in one.items():
+        if key.startswith(("state/live", "state/old", "state/ema")):
+            assert (tensor - two[key]).abs().max() <= 1e-5, key
+    for a, b in zip(rows(tmp_path / "1"), rows(tmp_path / "2"), strict=True):
+        for key in ("alpha_raw/red", "alpha_raw/blue", "loss"):
+            assert a[key] == pytest.approx(b[key], abs=1e-5), (a["step"], key)
