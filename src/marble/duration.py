@@ -137,8 +137,9 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     batches = math.ceil(trained / recipe.train.batch_size / count)
     training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)
     parts = {"rollout": rollout / steps, "rewards": scoring / steps, "training": training}
-    if recipe.balance.measures_progress and recipe.balance.progress.twins:
-        again = recipe.balance.progress.twins
+    balance = recipe.balance
+    again = balance.progress.twins
+    if again and (balance.method == "progress" or balance.hybrid != "none"):
         parts["base samples"] = (drawn(again, recipe.rollout.steps) + again * scored) / steps
     if recipe.train.probe:  # looked at now and then: its share of each step
         number, every = recipe.train.probe, recipe.train.probe_every
