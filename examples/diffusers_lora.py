@@ -17,6 +17,7 @@ from diffusers import StableDiffusion3Pipeline
 from peft import LoraConfig, get_peft_model_state_dict
 
 from marble import Balancer
+from marble.objectives import Point
 
 PROMPTS = ["a photo of a red apple", "a house by the sea", "a cat asleep", "two boats at night"]
 
@@ -88,7 +89,8 @@ def main() -> None:
                     return_dict=False,
                 )[0].float()
             # On policy: v_old, which drew the pictures, is v itself before the step.
-            plan.backward(v, v.detach(), x_t[at], x_0[at], t[at], first + at)  # ←
+            point = Point(x_t[at], t[at], x_0[at], v_old=v.detach())
+            plan.backward(v, point, first + at)  # ←
         report = plan.finish()
         optimizer.step()
         optimizer.zero_grad()

@@ -16,6 +16,7 @@ from diffusers import StableDiffusion3Pipeline
 from peft import LoraConfig
 
 from marble import Balancer
+from marble.objectives import Point
 
 PROMPTS = ["a photo of a red apple", "a house by the sea", "a cat asleep", "two boats at night"]
 NAMES = ["warm", "bright", "contrast"]
@@ -100,7 +101,7 @@ def main() -> None:
             use(transformer, "default", new)
             with plan.recording():
                 v = velocity(x_t, t_B, at)
-            plan.backward(v, v_old, x_t, x_0[at], t_B, at)
+            plan.backward(v, Point(x_t, t_B, x_0[at], v_old=v_old), at)
         report = plan.finish()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

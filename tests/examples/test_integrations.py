@@ -1,6 +1,7 @@
 """The integration examples run as they stand, on a tiny model, and train what they say."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def run(script: str, *words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_plain_diffusers_script(tiny, tmp_path):
     from diffusers import StableDiffusion3Pipeline
 
@@ -44,9 +46,13 @@ def test_a_plain_diffusers_script(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["marble", pytest.param("progress", marks=pytest.mark.slow)])
-def test_a_loop_of_diffusion_nfts_shape(tiny, method):
+def test_a_loop_of_diffusion_nfts_shape(tiny, method, monkeypatch, capsys):
     words = ["--images", 3, "--epochs", 3, "--sampling-steps", 2, "--timesteps", 2, "--batch", 9]
-    text = run("diffusion_nft.py", "--model", tiny, "--method", method, *words)
+    script = EXAMPLES / "diffusion_nft.py"
+    words = [script, "--model", tiny, "--method", method, *words]
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+    runpy.run_path(str(script), run_name="__main__")
+    text = capsys.readouterr().out
     epochs = re.findall(r"epoch (\d): .* α (.*)  v_old (\S+) away", text)
     assert [e[0] for e in epochs] == ["1", "2", "3"]
     for epoch in epochs:
