@@ -208,10 +208,11 @@ def _time(recipe: Recipe, gpu: GPU | None, count: int) -> Check:
     """Hours per step and in all. Never a reason not to be ready."""
     import torch
 
-    from marble.memory import model_parameters
     from marble.training.display import lasting
 
-    what = "time"
+    what, parameters = "time", _parameters(recipe)
+    if parameters is None:
+        return Check(what, True, UNKNOWN)
     if gpu is None and torch.cuda.is_available():
         name, count = torch.cuda.get_device_name(0), torch.cuda.device_count()
         gpu = find_gpu(name)
@@ -219,7 +220,7 @@ def _time(recipe: Recipe, gpu: GPU | None, count: int) -> Check:
             return Check(what, True, f"{name} is not known here: the run says it after three steps")
     elif gpu is None:
         count = os.cpu_count() or 1
-        if model_parameters(recipe) > SMALL:
+        if parameters > SMALL:
             known = ", ".join(GPUS)
             return Check(what, True, f"no GPU here; --gpu NAME [--gpus N] estimates it ({known})")
     found = estimate_time(recipe, gpu, count)

@@ -162,10 +162,10 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
 
 def _size(recipe: Recipe) -> float:
     """Parameters × latent tokens: what a pass through the model grows with."""
-    from marble.memory import model_parameters
+    from marble.memory import model_facts
 
     side = recipe.model.resolution or (64 if recipe.model.path == "studio" else 1024)
-    return model_parameters(recipe) * (side / 16) ** 2
+    return float(model_facts(recipe).parts["transformer"] * (side / 16) ** 2)
 
 
 def _scoring(recipe: Recipe, on_gpu: bool, held_out: bool = False) -> tuple[float, list[str]]:
