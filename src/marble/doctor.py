@@ -1,6 +1,6 @@
 """Whether this machine can run a recipe: packages, weights, prompts, rewards, memory, disk.
 
-Nothing is loaded and nothing is downloaded.
+Nothing is loaded, nothing is downloaded, and no code that a recipe names is run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from marble.duration import GPU, GPUS, SMALL, estimate_time, find_gpu
 from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
+from marble.recipe.trust import OURS
 from marble.rewards.presence import Absent
 
 PACKAGES = ("torch", "diffusers", "peft", "accelerate", "transformers", "safetensors")
@@ -130,9 +131,16 @@ def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Che
 
 def _reward(name: str, reward: str, options: dict[str, Any], *, held_out: bool) -> Check:
     from marble.rewards import check
+    from marble.rewards.locate import locate
+
+    def look() -> str:
+        if ":" not in reward or reward.startswith(OURS):
+            return check(reward, **options)
+        locate(reward)
+        return f"your {reward} is there (nothing of it was run)"
 
     what = f"reward {name}" + (" (held out)" if held_out else "")
-    return _attempt(what, lambda: check(reward, **options), f"set rewards.{name}.options")
+    return _attempt(what, look, f"set rewards.{name}.options")
 
 
 def _device(recipe: Recipe) -> Check:

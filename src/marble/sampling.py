@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 import marble.models
+from marble.data import text_problem
+from marble.errors import MarbleError
 from marble.models.base import Adapter
 from marble.models.lora import read_file
 from marble.recipe import Recipe
@@ -39,6 +41,10 @@ def draw_prompts(
 ) -> list[Path]:
     """Draws `prompts[i]` with seed `seed + i` into `out`, one PNG each."""
     model = recipe.model
+    for prompt in prompts:
+        problem = text_problem(prompt)
+        if problem:
+            raise MarbleError(f"prompt {prompt[:40]!r}…: {problem}")
     if not model.truncate_prompts:
         marble.models.check_prompts(
             model.path,

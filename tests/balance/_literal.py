@@ -152,14 +152,36 @@ def marble_coefficients(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return alpha, alpha * norms.mean() / norms
 
 
-def make_balancer(model: nn.Module, names: list[str] | None = None, **options) -> Balancer:
-    return Balancer(model, names or NAMES, objective=NFT(beta=BETA, a_max=A_MAX), **options)
+def make_balancer(
+    model: nn.Module, names: list[str] | None = None, *, target="full", **options
+) -> Balancer:
+    objective = NFT(beta=BETA, a_max=A_MAX)
+    return Balancer(model, names or NAMES, objective=objective, target=target, **options)
+
+
+def sized(c: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """c / RMS over samples of Σ_k c_k (N/n_k)·2A_max(r_ki − 1/2), sample by sample."""
+    n = (~np.isnan(r)).sum(1)
+    some = [i for i in range(r.shape[1]) if not np.isnan(r[:, i]).all()]
+    combined = [
+        sum(
+            c[k] * len(some) / n[k] * 2 * A_MAX * (r[k, i] - 0.5)
+            for k in range(len(c))
+            if not np.isnan(r[k, i])
+        )
+        for i in some
+    ]
+    return c / np.sqrt(np.mean(np.square(combined)))
 
 
 def run_step(balancer, model, data, step=0, *, parts=2, kl=0.0, chosen=None, batch=None):
-    """One step through the façade in `parts` micro-batches: its report and flat gradient."""
+    """One step through the façade in `parts` micro-batches (or those given as lists): its report
+    and flat gradient."""
     index = torch.arange(len(data.t)) if chosen is None else torch.as_tensor(chosen)
-    pieces = [piece for piece in index.chunk(parts) if len(piece)] if len(index) else []
+    if not isinstance(parts, int):
+        pieces = [torch.as_tensor(part) for part in parts]
+    else:
+        pieces = [piece for piece in index.chunk(parts) if len(piece)] if len(index) else []
     model.zero_grad()
     batch = balancer.batch(data.rewards, data.group) if batch is None else batch
     plan = balancer.begin_step(batch, step, micro_batches=len(pieces))

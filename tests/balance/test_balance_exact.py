@@ -18,6 +18,7 @@ from _literal import (
     marble_coefficients,
     probability,
     run_step,
+    sized,
 )
 
 from marble.balance.gates import only, stages
@@ -84,7 +85,8 @@ def test_probe_solves_on_a_part_and_sums_exactly(model, data, g, probe):
 
 
 def test_target_reward(model, data):
-    """h_k are balanced, the common pull W is outside; both kinds of step."""
+    """h_k are balanced, the common pull W is outside; both kinds of step. The combined advantage
+    has the size of one reward's."""
     r = probability(advantages(data.rewards, data.group))
     full = gradients(model, data, r)
     half = gradients(model, data, np.where(np.isnan(r), NAN, 0.5))
@@ -92,10 +94,21 @@ def test_target_reward(model, data):
     alpha, c = marble_coefficients(h)
     balancer = make_balancer(model, target="reward")
     report, got = run_step(balancer, model, data)
-    assert close(got, c @ h + pull, 1e-9)
+    assert close(got, sized(c, r) @ h + pull, 1e-9)
     report, got = run_step(balancer, model, data, 1)
     assert close(got, report.coefficients_K @ h + pull)
-    np.testing.assert_allclose(report.coefficients_K, 0.7 / 3 + 0.3 * alpha, atol=1e-8)
+    np.testing.assert_allclose(report.coefficients_K, sized(0.7 / 3 + 0.3 * alpha, r), atol=1e-8)
+
+
+def test_how_many_rewards_there_are_does_not_dilute_the_step(model, data):
+    """Copies of a reward: averaged with itself, each method's step is that of the reward alone."""
+    data.rewards = data.rewards[:1].expand(3, -1).clone()
+    alone = make_data()
+    alone.rewards = data.rewards[:1]
+    _, wanted = run_step(make_balancer(model, ["ocr"], target="reward"), model, alone)
+    for method in ("marble", "uniform", "progress", "upgrad"):
+        _, got = run_step(make_balancer(model, method=method, target="reward"), model, data)
+        assert close(got, wanted), method
 
 
 @pytest.mark.parametrize("target", ["full", "reward"])

@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 from marble.balance import Balancer
-from marble.objectives import NFT
+from marble.objectives import NFT, Point
 from marble.recipe import load_recipe
 
 K, N, GROUP, WIDTH, EVERY, RHO = 4, 24, 6, 5, 3, 0.7
@@ -48,6 +48,11 @@ def min_norm(units):
     return best.x
 
 
+def probability(batch):
+    """r = 1/2 + A/(2 A_max), within [0, 1]."""
+    return (0.5 + batch.adv.adv_KN / 10).clamp(0, 1)
+
+
 class Policy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -68,7 +73,7 @@ def literal_gradients(model, nft, v_old, data, r_KN, valid_KN):
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for r, valid in zip(torch.where(valid_KN, r_KN, 0.5), valid_KN):
-        plus, minus = nft.sides(model(x_t), v_old, x_t, x_0, t)
+        plus, minus = nft.sides(model(x_t), Point(x_t, t, x_0, v_old=v_old))
         loss = torch.where(valid, r * plus + (1 - r) * minus, 0.0).sum() / valid.sum()
         rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]))
     return torch.stack(rows).numpy()
@@ -78,12 +83,13 @@ def literal_gradients(model, nft, v_old, data, r_KN, valid_KN):
 def test_marble_paper_is_the_published_algorithm(silent):
     """Also with a reward that tells no samples apart: the published code keeps it in the solve."""
     balance = load_recipe("studio", ["balance.method=marble-paper"]).balance
-    assert (balance.every, balance.rho, balance.drop_silent) == (10, RHO, False)
+    assert (balance.method, balance.every, balance.rho) == ("marble-paper", 10, RHO)
+    assert (balance.target, balance.drop_silent) == ("full", False)
     model, nft = Policy(), NFT()
     balancer = Balancer(
         model,
         list("abcd"),
-        method="marble",
+        method=balance.method,
         objective=nft,
         every=EVERY,
         rho=balance.rho,
@@ -111,13 +117,16 @@ def test_marble_paper_is_the_published_algorithm(silent):
         for p, value in zip(model.parameters(), live):
             p.data.copy_(value)
         theirs.append(
-            literal_gradients(model, nft, v_old, (x_t, x_0, t), batch.adv.r_KN, batch.adv.valid_KN)
+            literal_gradients(
+                model, nft, v_old, (x_t, x_0, t), probability(batch), batch.adv.valid_KN
+            )
         )
         plan = balancer.begin_step(batch, step, micro_batches=2)
         for index in torch.arange(N).chunk(2):
             with plan.recording():
                 v = model(x_t[index])
-            plan.backward(v, v_old[index], x_t[index], x_0[index], t[index], index)
+            point = Point(x_t[index], t[index], x_0[index], v_old=v_old[index])
+            plan.backward(v, point, index)
         plan.finish()
         grads = [p.grad for p in model.parameters() if p.requires_grad]
         ours.append(torch.cat([g.flatten() for g in grads]).numpy().copy())

@@ -65,7 +65,7 @@ def test_marble_update_is_the_library_s(example, setting):
     """A refresh step, the amortised steps after it, and the next refresh."""
     model, pairs, rewards, prompt = setting
     mine = example.Marble(every=3, rho=0.7)
-    balancer = Balancer(model, example.REWARDS, every=3, rho=0.7)
+    balancer = Balancer(model, example.REWARDS, target="full", every=3, rho=0.7)
     for step in range(4):
         scores = rewards.roll(6 * step, dims=1)  # other rewards at every step
         scores[2] = torch.where(prompt < example.SOURCE_TEXT, torch.nan, scores[2].nan_to_num())

@@ -98,12 +98,13 @@ def test_a_gradient_is_its_rewards_part_and_the_common_pull(trained):
 
 def test_gradients_are_those_that_training_takes(toy, tmp_path):
     """A trainer with a batch's seed, at the same weights, finds the same gradient."""
-    recipe = toy.recipe("balance.method=uniform", "objective.kl=0", "optim.grad_clip=1e9")
+    words = ["balance.method=uniform", "balance.target=full", "objective.kl=0"]
+    recipe = toy.recipe(*words, "optim.grad_clip=1e9")
     (tmp_path / "config.yaml").write_text(recipe.dump())
     found = collect(open_run(tmp_path, base=True), batches=1, seed=7, device="cpu")
     own = setup.build(recipe, Processes("cpu").device)
     parts = setup.build(
-        toy.recipe("balance.method=uniform", "objective.kl=0", f"train.seed={_batch_seed(7, 0)}"),
+        toy.recipe(*words, f"train.seed={_batch_seed(7, 0)}"),
         Processes("cpu").device,
     )
     for name in ("default", "old"):

@@ -42,7 +42,7 @@ def test_wrong_active():
 def test_unknown_method_suggests_the_nearest():
     with pytest.raises(MarbleError, match="did you mean marble"):
         Harmoniser("marbel", NAMES)
-    with pytest.raises(MarbleError, match="known: marble, mgda"):
+    with pytest.raises(MarbleError, match="known: marble, marble-paper, mgda"):
         Harmoniser("zzz", NAMES)
 
 

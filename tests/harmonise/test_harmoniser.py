@@ -33,20 +33,20 @@ def test_full_step_is_the_published_one(rows):
 
 
 def test_moving_average_and_amortised_coefficients(rows):
-    paper = Harmoniser("marble", NAMES, rho=0.7)
+    paper = Harmoniser("marble-paper", NAMES, rho=0.7)
     normalised = Harmoniser("marble", NAMES, rho=0.7, amortise="normalised")
-    ema = None
+    ema, uniform = None, np.full(4, 0.25)
     for seed in range(5):
         step_rows = gradients("random", 4, np.random.default_rng(seed))
         solution = paper.solve(gram(step_rows))
-        normalised.solve(gram(step_rows))
+        uniform = 0.7 * uniform + 0.3 * normalised.solve(gram(step_rows)).alpha_raw_K
         raw = solution.alpha_raw_K
         ema = raw if ema is None else 0.7 * ema + 0.3 * raw  # the first is taken whole
         np.testing.assert_allclose(solution.alpha_K, ema, atol=1e-12)
     np.testing.assert_allclose(paper.cached().coefficients_K, ema, atol=1e-12)
     norms = np.linalg.norm(step_rows, axis=1)
     np.testing.assert_allclose(
-        normalised.cached().coefficients_K, ema * norms.mean() / norms, atol=1e-12
+        normalised.cached().coefficients_K, uniform * norms.mean() / norms, atol=1e-12
     )
     assert paper.cached().alpha_K.sum() == pytest.approx(1.0, abs=1e-12)
 

@@ -66,8 +66,14 @@ def test_mistake_gives_one_line(override):
         (["balance.method=uniform", "balance.floors=[ocr]"], "needs a Gram-based method"),
         (["balance.method=marble", "rewards.ocr.priority=2"], "use balance.priorities"),
         (["balance.method=uniform", "rewards.ocr.priority=2"], "use weights, with method fixed"),
-        (["balance.progress.units=range"], "balance.progress.units: is for progress by batch"),
-        (["balance.progress.gate=true"], "balance.progress.gate: is for progress by batch"),
+        (
+            ["balance.method=progress", "balance.progress.units=range"],
+            "balance.progress.units: is for progress by batch",
+        ),
+        (
+            ["balance.method=progress", "balance.progress.gate=true"],
+            "balance.progress.gate: is for progress by batch",
+        ),
         (
             ["balance.method=marble", "balance.hybrid=gate", "balance.progress.gate=true"],
             "set progress.twins to 0",

@@ -53,14 +53,16 @@ def test_published_defaults():
 def test_the_published_rule_has_a_name_of_its_own():
     paper = load_recipe("studio", ["balance.method=marble-paper"]).balance
     marble = load_recipe("studio", ["balance.method=marble"]).balance
-    assert paper == marble.model_copy(update={"drop_silent": False})
+    published = {"method": "marble-paper", "drop_silent": False, "target": "full"}
+    assert paper == marble.model_copy(update=published)
     assert (paper.every, paper.rho, paper.amortise) == (10, 0.7, "paper")
     with pytest.raises(RecipeError, match="as published, with rho"):
         load_recipe("studio", ["balance.method=marble-paper", "balance.rho=0.9"])
 
 
 def test_delayed_schedule_and_warmup():
-    overrides = ["rollout.old_decay={rate: 0.0075, start: 75, cap: 0.999}", "optim.warmup_steps=4"]
+    overrides = ["optim.warmup_steps=4", "rollout.old_decay.initial=0"]
+    overrides += ["rollout.old_decay={rate: 0.0075, start: 75, cap: 0.999}"]
     recipe = load_recipe("studio", overrides)
     decay = recipe.rollout.old_decay
     assert decay.at(75) == 0 and decay.at(77) == pytest.approx(0.015) and decay.at(999) == 0.999
@@ -104,7 +106,7 @@ def test_overrides_of_every_shape():
     assert recipe.data.sources["general"].share == 3
     assert recipe.data.sources["general"].path == "studio:general"
     assert recipe.balance.priorities == {"ocr": 2}
-    assert recipe.model.lora.targets == ["attn.to_q"] and recipe.model.lora.rank == 16
+    assert recipe.model.lora.targets == ["attn.to_q"] and recipe.model.lora.rank == 32
     assert recipe.log.trackers == [] and recipe.log.run_name == "no"
 
 

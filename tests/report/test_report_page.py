@@ -107,7 +107,7 @@ def test_damaged_files_are_left_out(tmp_path: Path) -> None:
     ids = {p["id"] for p in data["pairs"][0]["pairs"]}
     assert ids == set(range(9)) - {3, 4}
     (folder / "config.yaml").write_text("rewards: {train: [")
-    with pytest.raises(MarbleError, match=r"config.yaml cannot be read as YAML"):
+    with pytest.raises(MarbleError, match=r"config.yaml:1: not valid YAML"):
         write([folder], tmp_path / "p.html")
 
 

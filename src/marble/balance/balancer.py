@@ -16,7 +16,13 @@ from marble.balance.gradients import Gradients, norms_of
 from marble.balance.plan import Plan
 from marble.balance.report import Decision
 from marble.balance.rows import StepRows
-from marble.balance.settings import check_settings, reward_weights, rule_options
+from marble.balance.settings import (
+    Target,
+    check_settings,
+    reward_weights,
+    rule_options,
+    target_of,
+)
 from marble.harmonise import (
     DebiasedGram,
     Harmoniser,
@@ -49,7 +55,11 @@ class Balancer:
         Two rewards under `marble` have α = (½, ½) in every step: the point of least norm between
         two unit vectors is the middle. `priorities` and `progress` weight two rewards differently.
     objective: the loss; `marble.objectives` has them.
-    target: balance whole gradients ("full") or only their reward-driven part ("reward").
+    target: balance whole gradients ("full", as published) or only their reward-driven part
+        ("reward"; the default where the objective has a pull that is common to all rewards). That
+        part then has the size of a single reward's advantages, whatever the coefficients and
+        however much the rewards cancel: the common pull, a trust region, is as strong for every
+        method.
     probe: the share of a refresh step's micro-batches that enter the solve.
     measure_every: steps between measurements of the geometry for methods that need no Gram matrix;
         0 leaves it out. Gram methods measure on each refresh.
@@ -80,7 +90,7 @@ class Balancer:
         objective: Objective | None = None,
         weights: Mapping[str, float] | None = None,
         std: Literal["batch", "group"] = "batch",
-        target: Literal["full", "reward"] = "full",
+        target: Target | None = None,
         every: int = 10,
         measure_every: int = 0,
         heldout: bool = False,
@@ -95,13 +105,13 @@ class Balancer:
         **harmoniser: Any,
     ) -> None:
         self.objective = objective or NFT()
-        rule = rule_class(method)
+        rule, target = rule_class(method), target_of(target, self.objective)
         check_settings(
             model, rule, self.objective, target, metric, optimizer, debias, gradient_ema, gate
         )
         self.names, self.k, self.method = list(names), len(names), method
         self.merges = rule.merges
-        self.target: Literal["full", "reward"] = target
+        self.target: Target = target
         self.std, self.drop_silent, self.masks = std, drop_silent, masks
         self.measure_every = measure_every
         self.heldout, self.debias, self.gradient_ema = heldout, debias, gradient_ema

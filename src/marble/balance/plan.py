@@ -164,6 +164,8 @@ class Plan:
 
     def _settle(self, decision: Decision) -> None:
         """Fixes the coefficients and, from them, the weights of the single backward."""
+        if self._target == "reward":
+            decision = self._rows.sized(decision)
         self._decision = decision
         self._rho = self._rows.mixed(decision, self._target)
 

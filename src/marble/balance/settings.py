@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,14 @@ def reward_weights(weights: Mapping[str, float] | None, names: Sequence[str]) ->
     return torch.tensor(
         [float((weights or {}).get(name, 1.0)) for name in names], dtype=torch.float64
     )
+
+
+Target = Literal["full", "reward"]
+
+
+def target_of(target: Target | None, objective: Objective | type[Objective]) -> Target:
+    """What is balanced: `target`, or what suits the objective where nothing is said."""
+    return target or ("reward" if objective.common_pull else "full")
 
 
 def check_settings(

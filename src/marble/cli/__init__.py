@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +9,7 @@ import typer
 import marble
 from marble.cli import (
     bench,
+    boundary,
     compare,
     diagnose,
     doctor,
@@ -24,7 +23,6 @@ from marble.cli import (
     study,
     train,
 )
-from marble.errors import MarbleError
 
 app = typer.Typer(
     name="marble",
@@ -68,12 +66,4 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """A user's mistake is one clear line and status 2, never a traceback."""
-    try:
-        app(prog_name="marble")
-    except MarbleError as error:
-        if os.environ.get("RANK", "0") == "0":  # processes fail together: one of them says why
-            print(f"marble: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("marble: interrupted", file=sys.stderr)
-        sys.exit(130)
+    boundary.run(lambda: app(prog_name="marble"))

@@ -12,6 +12,10 @@ from marble.errors import MarbleError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code that a run folder's recipe names, whoever wrote it."),
+]
 RecipeWords = Annotated[
     list[str] | None,
     typer.Argument(

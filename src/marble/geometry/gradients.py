@@ -84,7 +84,7 @@ def collect(
         metric = parts.balancer.jacobian.flatten(adam_metric(parts.optimizer)).cpu()
     return Gradients(
         recipe.rewards.names,
-        recipe.balance.target,
+        parts.balancer.target,
         torch.stack(list(rows)),
         np.array(valid),
         np.array(active),

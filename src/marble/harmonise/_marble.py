@@ -20,3 +20,14 @@ class Marble(MGDA):
     name = "marble"
     Options = Section  # type: ignore[assignment]
     normalise = True
+
+
+class MarblePaper(Marble):
+    """The rule as published: the average of α begins with the first α*, not with 1/K.
+
+    One batch's α* is mostly noise. Taken whole it decides the first 10 steps, and holds half of
+    the average for 20: in the studio an easy reward runs ahead then (docs/which-method.md).
+    """
+
+    name = "marble-paper"
+    starts_whole = True

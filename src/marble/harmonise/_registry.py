@@ -12,7 +12,7 @@ from ._dualproj import DualProj
 from ._fixed import Fixed
 from ._gated import Dropout, Sequential, Single
 from ._imtl_g import IMTLG
-from ._marble import Marble
+from ._marble import Marble, MarblePaper
 from ._merged import GDPO, WeightedSum
 from ._mgda import MGDA
 from ._nash import Nash
@@ -24,6 +24,7 @@ from ._upgrad import UPGrad
 
 _ALL: tuple[type[Rule], ...] = (
     Marble,
+    MarblePaper,
     MGDA,
     UPGrad,
     DualProj,

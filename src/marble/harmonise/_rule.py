@@ -128,6 +128,9 @@ class Normalise(Section):
 class GramRule(Rule):
     """A rule that solves for its weights. Subclasses define `name` and `weights`."""
 
+    starts_whole: ClassVar[bool] = False
+    """Whether the average of the weights begins with the first solve's instead of 1/K."""
+
     Options: ClassVar[type[Section]] = Normalise
 
     @abstractmethod

@@ -27,7 +27,7 @@ class Harmoniser:
     method, options: the rule and its own options (see `get_rule`).
     names: the rewards, in the order of the Gram matrix.
     n, probe, consolidate, total_steps: see `Schedule`.
-    rho: ᾱ ← ρᾱ + (1−ρ)α* at a refresh; the first α* is taken whole, as published.
+    rho: ᾱ ← ρᾱ + (1−ρ)α* at a refresh, from ᾱ = 1/K (`marble-paper`: from the first α*).
     amortise: coefficients between refreshes. "paper": c = ᾱ; "normalised": c_k = ᾱ_k n̄/‖g_k‖
         with the norms of the last refresh. Rules that act on raw gradients have c = ᾱ in both.
     refresh_with: a refresh step itself takes α* ("raw", the published full step) or ᾱ ("ema").
@@ -144,11 +144,11 @@ class Harmoniser:
             raw[index] = found.alpha
             notes += found.notes
             self._raw_K = raw
-            rho = self.rho if np.isfinite(self._norms_K).any() else 0.0  # the first solve
+            first = self.rule.starts_whole and not np.isfinite(self._norms_K).any()
             self._norms_K = np.where(active, norms, self._norms_K)
             if found.took_part.any():
                 part = np.isin(np.arange(len(gram)), index[found.took_part])
-                self._ema_K = update_ema(self._ema_K, raw, part, rho)
+                self._ema_K = update_ema(self._ema_K, raw, part, 0.0 if first else self.rho)
         else:
             raw, gap = self._share(active), None
         alpha = raw if self.refresh_with == "raw" or not self.needs_gram else self._share(active)

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from marble.errors import MarbleError
 from marble.models import lora
 from marble.models.conditioning import Conditioning, PromptCache
+from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, sample_ode
 
 # Prompts are encoded in batches of this one size: kernels round differently at different sizes, and
 # a prompt's encoding must not depend on which others were new with it (exact resume, many ranks).
 ENCODE_BATCH = 16
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Adapter(ABC):
@@ -39,7 +39,7 @@ class Adapter(ABC):
     def __init__(self, device: str | torch.device, dtype: str, precision: str | None) -> None:
         self.device = torch.device(device)
         self.dtype = DTYPES[dtype]
-        self.precision = DTYPES[precision or dtype]
+        self.precision = computing_dtype(precision, dtype, self.device)
         self.cache = PromptCache()
 
     # ---- what a family provides -----------------------------------------------------------

@@ -21,7 +21,7 @@ from marble.recipe.base import (
 
 METHODS: tuple[str, ...] = tuple(RULES)
 GRAM_METHODS: tuple[str, ...] = tuple(n for n, rule in RULES.items() if issubclass(rule, GramRule))
-#: `method: marble-paper` is `marble` with these and nothing else, whatever the defaults become.
+#: `method: marble-paper` comes with these and nothing else, whatever the defaults become.
 #: A reward that tells no samples apart stays in the solve, as in the published code.
 PAPER = {
     "every": 10,
@@ -47,6 +47,11 @@ class Reward(Section):
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the reward."
     )
+    isolate: bool | Positive = Field(
+        default=False,
+        description="Run it in a process of its own, which is killed at the deadline and started "
+        "again after a crash. A number is its main memory in GB; true: half of the machine's.",
+    )
     weight: NonNegative = Field(
         default=1.0,
         description="Weight under weighted_sum, gdpo and fixed; others choose their own.",
@@ -63,6 +68,17 @@ class Reward(Section):
             return {**value, "reward": value["name"]}
         return value
 
+    @model_validator(mode="after")
+    def _names_something(self) -> Reward:
+        place, colon, attribute = self.reward.rpartition(":")
+        module = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+        if colon and not (module and attribute.isidentifier()):
+            raise ValueError(
+                f"reward: must be like package.module:callable or file.py:callable, "
+                f"got {self.reward!r}"
+            )
+        return self
+
 
 class Rewards(Section):
     train: list[Reward] = Field(
@@ -76,6 +92,11 @@ class Rewards(Section):
     )
     deadline_s: Positive = Field(
         default=600.0, description="Seconds a reward may take for a batch."
+    )
+    silent_epochs: Count = Field(
+        default=5,
+        description="Epochs in a row without a score of a reward that had prompts, after which the "
+        "run stops; 0: never.",
     )
 
     @property
@@ -103,9 +124,8 @@ class Stage(Section):
 
 class Balance(Section):
     method: str = Field(
-        default="progress",
-        description=f"How rewards are combined: {', '.join(METHODS)}; `marble-paper` is `marble` "
-        "as published; your own as `module:Class`.",
+        default="marble",
+        description=f"How rewards are combined: {', '.join(METHODS)}; your own as `module:Class`.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The method's own options, e.g. {c: 0.4} of cagrad."
@@ -115,8 +135,10 @@ class Balance(Section):
     amortise: Literal["paper", "normalised"] = Field(
         default="paper", description="Steps in between: c = ᾱ, or ᾱ·n̄/‖g_k‖ (the exact full step)."
     )
-    target: Literal["full", "reward"] = Field(
-        default="full", description="Balance whole gradients, or only their reward-driven part."
+    target: Literal["full", "reward"] | None = Field(
+        default=None,
+        description="Balance whole gradients, as published, or only their reward-driven part, "
+        "sized like the advantages of a single reward; null: reward, where the objective can.",
     )
     probe: Fraction = Field(
         default=1.0, description="Part of the refresh step's micro-batches that the solve looks at."
@@ -190,7 +212,7 @@ class Balance(Section):
                     f"marble-paper is the rule as published, with {key}: {value}; to change it "
                     "take method: marble"
                 )
-        return {**data, **PAPER, "method": "marble"}
+        return {**data, **PAPER}
 
     @model_validator(mode="after")
     def _method_is_known(self) -> Balance:

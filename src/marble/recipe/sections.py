@@ -19,6 +19,7 @@ from marble.recipe.base import (
     Positive,
     PositiveInt,
     Section,
+    Seed,
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -51,7 +52,7 @@ class Model(Section):
     resolution: PositiveInt | None = Field(
         default=None, description="Picture side in pixels; null: the model's own."
     )
-    max_sequence_length: Count | None = Field(
+    max_sequence_length: PositiveInt | None = Field(
         default=None, description="Tokens of the long text encoder (T5); null: diffusers' default."
     )
     truncate_prompts: bool = Field(
@@ -180,7 +181,7 @@ class Optim(Section):
 
 class Train(Section):
     steps: PositiveInt = Field(default=1000, description="Optimiser steps.")
-    seed: Count = Field(default=0, description="Seed of everything random in the run.")
+    seed: Seed = Field(default=0, description="Seed of everything random in the run.")
     batch_size: PositiveInt = Field(default=9, description="Samples of a micro-batch on a device.")
     steps_per_epoch: PositiveInt = Field(
         default=1, description="Optimiser steps an epoch's samples are split into."
@@ -190,8 +191,10 @@ class Train(Section):
         default=0.99,
         description="Part of the sampling timesteps trained on, drawn anew for each sample.",
     )
-    precision: Precision | None = Field(
-        default=None, description="Number format of the computation (autocast); null: model.dtype."
+    precision: Precision | Literal["auto"] | None = Field(
+        default=None,
+        description="Number format of the computation (autocast); null: model.dtype; auto: bf16 on "
+        "a CPU that has instructions for it.",
     )
     max_hours: Positive | None = Field(
         default=None, description="Stop cleanly, with a checkpoint, after so many hours."
@@ -238,7 +241,7 @@ class Eval(Section):
         default=64, description="Held-out prompts of each source; null: all."
     )
     images_per_prompt: PositiveInt = Field(default=1, description="Pictures of each prompt.")
-    seed: Count = Field(default=1234, description="Seed of the pictures: the same for every model.")
+    seed: Seed = Field(default=1234, description="Seed of the pictures: the same for every model.")
     ema: bool = Field(
         default=True, description="Evaluate the weight EMA rather than the live weights."
     )

@@ -55,12 +55,21 @@ def write(runs: Sequence[Path | str], out: Path | str, *, refresh_s: int | None 
     read = [read_run(Path(path)) for path in runs]
     html = render(read, refresh_s=refresh_s)
     target = Path(out)
+    try:
+        _put(html, target)
+    except OSError as error:
+        raise MarbleError(
+            f"{target}: the page cannot be written there ({error.strerror}); give a file with -o"
+        ) from None
+    return target
+
+
+def _put(html: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Written beside and moved into place, so that an open browser never reloads half a page.
     part = target.with_name(f".{target.name}.part")
     part.write_text(html, encoding="utf-8")
     os.replace(part, target)
-    return target
 
 
 def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
