@@ -98,18 +98,22 @@ def _trackers(recipe: Recipe) -> Iterator[Check]:
 
 def _model(recipe: Recipe) -> Check:
     import marble.models
-    from marble.models.folder import NotHere, fetch_command, find_local, how_to_fetch
+    from marble.models.fetch import fetch_command, how_to_fetch
+    from marble.models.folder import NotHere, find_local
 
-    path, revision = recipe.model.path, recipe.model.revision
+    model = recipe.model
+    path, revision = model.path, model.revision
     try:
-        folder, family = marble.models.check(str(find_local(path, revision)))
+        folder, family = marble.models.check(
+            str(find_local(path, revision)), family=model.family, options=model.options
+        )
     except NotHere as error:
         remedy = how_to_fetch(path, revision)
         return Check("model", False, str(error), remedy, (fetch_command(path, revision),))
     except MarbleError as error:
         problem, _, remedy = str(error).partition("; ")
         return Check("model", False, problem, remedy or "give model.path another folder or hub id")
-    return Check("model", True, f"{family} in {folder}")
+    return Check("model", True, f"{family.pipeline} in {folder}")
 
 
 def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Check:
@@ -146,25 +150,39 @@ def _reward(name: str, reward: str, options: dict[str, Any], *, held_out: bool) 
 def _device(recipe: Recipe) -> Check:
     import torch
 
-    from marble.memory import model_parameters
-
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return Check("device", True, f"{len(names)} × {names[0]}, CUDA {torch.version.cuda}")
-    count = model_parameters(recipe)
+    count = _parameters(recipe)
     found = f"CPU with {os.cpu_count()} cores, no CUDA device"
-    if count <= SMALL:
+    if count is None or count <= SMALL:
         return Check("device", True, found)
     remedy = f"a model of {count / 1e9:.1f} billion parameters trains on a GPU only"
     return Check("device", False, found, remedy)
 
 
+def _parameters(recipe: Recipe) -> int | None:
+    """Of the transformer; None for a model that is not here and that no family knows."""
+    from marble.memory import model_facts
+
+    try:
+        return model_facts(recipe).parts["transformer"]
+    except MarbleError:
+        return None
+
+
+UNKNOWN = "not known before the model's files are here"
+
+
 def _memory(recipe: Recipe, gpu: GPU | None = None) -> Check:
     import torch
 
-    from marble.memory import estimate, model_parameters
+    from marble.memory import estimate
     from marble.training.memory import savings
 
+    count = _parameters(recipe)
+    if count is None:
+        return Check("memory", True, UNKNOWN)
     need = estimate(recipe)
     have: float | None = None
     if gpu is not None:
@@ -173,7 +191,7 @@ def _memory(recipe: Recipe, gpu: GPU | None = None) -> Check:
     elif torch.cuda.is_available():
         have = torch.cuda.get_device_properties(0).total_memory / 1e9
         there = f"{have:.0f} GB on each GPU"
-    elif model_parameters(recipe) <= SMALL:
+    elif count <= SMALL:
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
         there = f"{have:.0f} GB of main memory"
     else:  # it will run elsewhere: the figure is for choosing that machine
@@ -190,10 +208,11 @@ def _time(recipe: Recipe, gpu: GPU | None, count: int) -> Check:
     """Hours per step and in all. Never a reason not to be ready."""
     import torch
 
-    from marble.memory import model_parameters
     from marble.training.display import lasting
 
-    what = "time"
+    what, parameters = "time", _parameters(recipe)
+    if parameters is None:
+        return Check(what, True, UNKNOWN)
     if gpu is None and torch.cuda.is_available():
         name, count = torch.cuda.get_device_name(0), torch.cuda.device_count()
         gpu = find_gpu(name)
@@ -201,7 +220,7 @@ def _time(recipe: Recipe, gpu: GPU | None, count: int) -> Check:
             return Check(what, True, f"{name} is not known here: the run says it after three steps")
     elif gpu is None:
         count = os.cpu_count() or 1
-        if model_parameters(recipe) > SMALL:
+        if parameters > SMALL:
             known = ", ".join(GPUS)
             return Check(what, True, f"no GPU here; --gpu NAME [--gpus N] estimates it ({known})")
     found = estimate_time(recipe, gpu, count)
@@ -218,6 +237,8 @@ def _time(recipe: Recipe, gpu: GPU | None, count: int) -> Check:
 def _disk(recipe: Recipe) -> Check:
     from marble.memory import disk_gb
 
+    if _parameters(recipe) is None:
+        return Check("disk", True, UNKNOWN)
     need, free = disk_gb(recipe), shutil.disk_usage(Path.cwd()).free / 1e9
     found = f"about {need:.1f} GB for the run, {free:.0f} GB free here"
     return Check("disk", free > need, found, "free some, or choose another disk with --out")

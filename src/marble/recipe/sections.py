@@ -52,8 +52,15 @@ class Model(Section):
     resolution: PositiveInt | None = Field(
         default=None, description="Picture side in pixels; null: the model's own."
     )
+    family: str | None = Field(
+        default=None,
+        description="`module:Class` of a family that is not built in; null: found by the pipeline.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of this model family alone (docs/families.md)."
+    )
     max_sequence_length: PositiveInt | None = Field(
-        default=None, description="Tokens of the long text encoder (T5); null: diffusers' default."
+        default=None, description="Tokens of the (long) text encoder; null: diffusers' default."
     )
     truncate_prompts: bool = Field(
         default=False, description="Cut prompts the text encoders cannot take, instead of stopping."

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from marble.evaluation import canaries
+from marble.models.build import build_adapter
 from marble.models.lora import read_file
 from marble.recipe import Recipe
 from marble.training.evaluate import evaluate_policy
 from marble.training.folder import write_pictures
 from marble.training.metrics import plain
 from marble.training.processes import Processes
-from marble.training.setup import build_adapter, build_rewards, check, evaluation_samples
+from marble.training.setup import build_rewards, check, evaluation_samples
 
 
 def measure(

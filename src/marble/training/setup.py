@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-import marble.models
 from marble.balance import Balancer
 from marble.balance.gates import Gate, only, stages
 from marble.data import GroupSampler, Prompt, Sample, held_out, load_prompts, sample_seed
 from marble.errors import MarbleError
 from marble.models.base import Adapter
+from marble.models.build import build_adapter, check_model, check_prompts
 from marble.objectives import objective_class
 from marble.recipe import Recipe
 from marble.rewards import RewardSet
@@ -43,21 +43,14 @@ def check(recipe: Recipe, *, training: bool = True) -> None:
 
     Without `training`, of an evaluation.
     """
-    model = recipe.model
-    marble.models.check(model.path, model.revision)
+    check_model(recipe)
     texts = [s.prompt.text for s in evaluation_samples(recipe)]
     if training:
         texts += [p.text for _, s in _samplers(recipe) for part in s.prompts.values() for p in part]
     for reward in (*recipe.rewards.train, *recipe.rewards.heldout):
         if not (reward.isolate and ":" in reward.reward):  # whose code only its worker runs
             check_reward(reward.reward, **reward.options)
-    if not model.truncate_prompts:
-        marble.models.check_prompts(
-            model.path,
-            dict.fromkeys(texts),
-            revision=model.revision,
-            max_sequence_length=model.max_sequence_length,
-        )
+    check_prompts(recipe, dict.fromkeys(texts))
 
 
 def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
@@ -96,26 +89,6 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
         probe_samples=probe_samples(recipe),
         balancer=balancer,
         optimizer=optimizer,
-    )
-
-
-def build_adapter(
-    recipe: Recipe, device: torch.device, *, denoiser_on_cpu: bool = False
-) -> Adapter:
-    model = recipe.model
-    return marble.models.load(
-        model.path,
-        revision=model.revision,
-        device=str(device),
-        dtype=model.dtype,
-        precision=recipe.train.precision,
-        resolution=model.resolution,
-        max_sequence_length=model.max_sequence_length,
-        truncate_prompts=model.truncate_prompts,
-        offload_encoders=model.offload_encoders,
-        gradient_checkpointing=model.gradient_checkpointing,
-        compile=model.compile,
-        denoiser_on_cpu=denoiser_on_cpu,
     )
 
 
