@@ -15,3 +15,7 @@ class RewardError(MarbleError):
 
 class CheckpointError(MarbleError):
     """A checkpoint is missing, incomplete or damaged."""
+
+
+class LostProcess(MarbleError):
+    """Another process of the run is gone; every process that is left says so."""

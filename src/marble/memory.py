@@ -25,6 +25,7 @@ from marble.models.folder import tensor_shapes
 from marble.models.pipeline import DECODE_PIXELS
 from marble.models.registry import facts
 from marble.recipe import Recipe
+from marble.recipe.balance import Reward
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -36,6 +37,7 @@ REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
     "hpsv2": (("hps", 986_109_441),),
     "imagereward": (("imagereward", 446_206_689),),
     "geneval": (("clip-l", 427_616_513), ("mask2former", 68_741_083)),
+    "diversity": (("clip-l", 427_616_513),),
 }
 #: Working memory of a reward, in bytes a picture: the detector's have 800 pixels. All compute
 #: in fp32, whatever their weights are kept in.
@@ -132,13 +134,18 @@ def reward_bytes(recipe: Recipe) -> float:
     models: dict[tuple[str, str], float] = {}
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
         precision = str(entry.options.get("dtype", "fp32"))
-        for name, count in REWARD_MODELS.get(entry.reward, ()):
+        for name, count in _models_of(entry):
             # `path` is the reward's own checkpoint: GenEval's CLIP is another one.
             own = name != "clip-l" or entry.reward != "geneval"
             place = entry.options.get("path" if own else "clip", name)
             key = (str(place), precision)
             models[key] = (_counted(place) or count) * BYTES.get(precision, 4)
     return sum(models.values())
+
+
+def _models_of(entry: Reward) -> tuple[tuple[str, int], ...]:
+    without = entry.options.get("by") == "pixels"  # diversity without an encoder
+    return () if without else REWARD_MODELS.get(entry.reward, ())
 
 
 def _counted(place: Any) -> int:
@@ -164,7 +171,7 @@ def _scoring(recipe: Recipe) -> float:
     """Of the reward that needs most: they work one after the other."""
     biggest = 0.0
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
-        if entry.reward not in REWARD_MODELS:
+        if not _models_of(entry):
             continue
         at_once = int(entry.options.get("batch_size", REWARD_BATCH.get(entry.reward, 64)))
         picture = DETECTOR_PICTURE if entry.reward == "geneval" else CLIP_PICTURE

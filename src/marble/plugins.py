@@ -10,13 +10,29 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from marble.errors import MarbleError
+
+Guard = Callable[[str, str], None]
+"""Raises for code that must not run: what it is, and its name."""
+_guard: ContextVar[Guard] = ContextVar("guard", default=lambda what, name: None)
+
+
+@contextmanager
+def guarded(guard: Guard) -> Iterator[None]:
+    """Meanwhile nothing that a recipe names is imported unless `guard` lets it pass."""
+    token = _guard.set(guard)
+    try:
+        yield
+    finally:
+        _guard.reset(token)
 
 
 def find(kind: str, name: str, built_in: Mapping[str, str | type], base: type) -> type[Any]:
@@ -26,6 +42,8 @@ def find(kind: str, name: str, built_in: Mapping[str, str | type], base: type) -
     built_in: name → `module:Class`, or the class itself.
     name: a built-in, an entry point, `package.module:Class` or `file.py:Class`.
     """
+    if ":" in name and name not in built_in:
+        _guard.get()(f"{kind} {name}", name)
     target = built_in.get(name) or (name if ":" in name else _offered(kind).get(name))
     if target is None:
         known = list({**built_in, **_offered(kind)})

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from marble.data import text_problem
+from marble.errors import MarbleError
 from marble.models.base import Adapter
 from marble.models.build import build_adapter, check_prompts
 from marble.models.lora import read_file
@@ -36,6 +38,10 @@ def draw_prompts(
     device: str | None = None,
 ) -> list[Path]:
     """Draws `prompts[i]` with seed `seed + i` into `out`, one PNG each."""
+    for prompt in prompts:
+        problem = text_problem(prompt)
+        if problem:
+            raise MarbleError(f"prompt {prompt[:40]!r}…: {problem}")
     check_prompts(recipe, prompts)
     adapter = load_policy(recipe, lora, device)
     cond = adapter.encode(prompts)

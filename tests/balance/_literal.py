@@ -175,9 +175,13 @@ def sized(c: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 
 def run_step(balancer, model, data, step=0, *, parts=2, kl=0.0, chosen=None, batch=None):
-    """One step through the façade in `parts` micro-batches: its report and flat gradient."""
+    """One step through the façade in `parts` micro-batches (or those given as lists): its report
+    and flat gradient."""
     index = torch.arange(len(data.t)) if chosen is None else torch.as_tensor(chosen)
-    pieces = [piece for piece in index.chunk(parts) if len(piece)] if len(index) else []
+    if not isinstance(parts, int):
+        pieces = [torch.as_tensor(part) for part in parts]
+    else:
+        pieces = [piece for piece in index.chunk(parts) if len(piece)] if len(index) else []
     model.zero_grad()
     batch = balancer.batch(data.rewards, data.group) if batch is None else batch
     plan = balancer.begin_step(batch, step, micro_batches=len(pieces))

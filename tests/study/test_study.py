@@ -98,7 +98,7 @@ def test_settings_of_a_cell_come_after_the_common_ones(tmp_path):
         ("cells: [a]", "needs `cells`"),
         ("cells: {a: {}}\nseed: 1", "unknown key seed; did you mean seeds"),
         ("cells: {a: {balance.methd: marble}}", "cell a"),
-        ("cells: {a: [", "not YAML"),
+        ("cells: {a: [", "not valid YAML"),
         ("cells: {a: {}}\nseeds: 3", "list of whole numbers"),
         ("cells: {a: {}}\njudge: [nobody]", "no cell trains on nobody"),
         ("cells: {a: {}}\nshow: [b]", "there is no cell b"),

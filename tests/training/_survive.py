@@ -180,6 +180,31 @@ def wait_for(condition: Callable[[], bool], process: Any, seconds: float = 60) -
         time.sleep(0.002)
 
 
+def run_commands(
+    words: Sequence[str], said: Mapping[int, Path], **environment: str
+) -> list[int | None]:
+    """`marble …` as one gloo process for each of `said`, which get what it says; the statuses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        spawn(_rank, rank, len(said), port, _cli_in, environment, list(words), str(file))
+        for rank, file in said.items()
+    ]
+    for process in ranks:
+        process.join(120)
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in ranks]
+
+
+def _cli_in(environment: Mapping[str, str], args: Sequence[str], said: str) -> None:
+    os.environ.update(environment)
+    _cli(args, said)
+
+
 def _rank(rank: int, size: int, port: int, body: Callable[..., None], *args: Any) -> None:
     os.environ.update(
         RANK=str(rank),

@@ -12,6 +12,7 @@ from _survive import (
     make_world,
     rewards_override,
     rows,
+    run_commands,
     run_processes,
 )
 
@@ -74,6 +75,10 @@ def assert_same(a, b):
         assert len(alphas) == 6
         for key in alphas:
             assert abs(x[key] - y[key]) <= 1e-6, (x["step"], key)
+        statistics = [key for key in x if key.startswith("canary/")]
+        assert len(statistics) == 7 and statistics == [k for k in y if k.startswith("canary/")]
+        for key in statistics:  # of all pictures, whoever drew them
+            assert x[key] == pytest.approx(y[key], abs=1e-6), (x["step"], key)
     (tensors_a, _), (tensors_b, _) = final_state(a), final_state(b)
     checked = 0
     for name, tensor in tensors_a.items():
@@ -166,6 +171,42 @@ def test_a_reward_that_fails_on_one_process_stops_all_of_them_at_once(recipe, tm
     assert time.monotonic() - started < 100  # nobody waits for a process that is gone
     status = json.loads((tmp_path / "run" / "run.json").read_text())
     assert status["status"] == "failed"
+
+
+KILLER = '''
+import os, signal
+
+calls = 0
+
+
+def killer(images, prompts, metadata):
+    """`kill -9` of one process, in the middle of an epoch."""
+    global calls
+    calls += 1
+    if os.environ["RANK"] == os.environ["SURVIVE_VICTIM"] and calls == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return images[:, 0].float().mean((1, 2)).div(255).tolist()
+'''
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_that_is_killed(recipe, tmp_path, monkeypatch, victim):
+    """The one that is left says so in one line, with the way to go on, and the run is marked."""
+    (tmp_path / "killer.py").write_text(KILLER)
+    changes = [rewards_override(tmp_path / "killer.py", "killer"), "eval.at_start=false"]
+    said = {rank: tmp_path / f"said-{rank}" for rank in (0, 1)}
+    words = ["train", str(recipe), *changes, "--out", str(tmp_path / "run"), "--device", "cpu"]
+    statuses = run_commands(words, said, SURVIVE_VICTIM=str(victim))
+    survivor = 1 - victim
+    assert statuses[victim] == -9 and statuses[survivor] == 2
+    text = said[survivor].read_text()
+    assert "Traceback" not in text
+    (line,) = [one for one in text.splitlines() if one.startswith("marble: ")]
+    assert "another process of the run is gone" in line
+    assert "the last good checkpoint is" in line
+    assert f"marble train --resume {tmp_path / 'run'}" in line
+    status = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert status["status"] == "failed" and status["step"] >= 1
 
 
 @pytest.mark.slow

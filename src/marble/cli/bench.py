@@ -9,7 +9,7 @@ import typer
 
 from marble.cli import bench_tables
 from marble.cli.common import check_device, print_json, stdout_kept
-from marble.cli.options import Device, Json, RecipeWords, one_recipe
+from marble.cli.options import Device, Json, RecipeWords, Trust, one_recipe
 from marble.errors import MarbleError
 
 app = typer.Typer(help="Measure on this machine, alternating within one run.", no_args_is_help=True)
@@ -67,6 +67,7 @@ def train(
     rounds: Annotated[int, typer.Option(help="Epochs of each variant.", min=1)] = 9,
     device: Device = None,
     as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Images per second of MARBLE beside the plain weighted sum, and where the time goes.
 
@@ -79,6 +80,7 @@ def train(
     from marble.training.bench import bench_train
 
     recipe, overrides = one_recipe(words)
+    _require_trust(recipe, overrides, trust)
     device = check_device(device)
     _give(
         lambda: bench_train(recipe or "studio", overrides, rounds=rounds, device=device),
@@ -122,6 +124,7 @@ def checkpoint(
     ] = None,
     device: Device = None,
     as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """What saving the exact state adds to the time of a run.
 
@@ -134,6 +137,7 @@ def checkpoint(
     from marble.training.bench_checkpoint import bench_checkpoint
 
     recipe, overrides = one_recipe(words)
+    _require_trust(recipe, overrides, trust)
     device = check_device(device)
     _give(
         lambda: bench_checkpoint(
@@ -171,3 +175,11 @@ def _numbers(text: str) -> list[int]:
             f"--k {text}: give different numbers of rewards, each at least 1, such as 5,64"
         )
     return numbers
+
+
+def _require_trust(recipe: str | None, overrides: list[str], trust: bool) -> None:
+    from marble.recipe import load_recipe
+    from marble.recipe.trust import require_trust
+
+    if recipe is not None:
+        require_trust(load_recipe(recipe, overrides, trust=trust), recipe, overrides, trust)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -50,10 +51,23 @@ def stdout_kept(enabled: bool) -> Iterator[None]:
         os.close(kept)
 
 
+class _Trimmed(io.TextIOBase):
+    """Standard output without the spaces that fill a table's last column."""
+
+    def write(self, text: str) -> int:
+        sys.stdout.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 def table_console() -> Console:
     """For tables on stdout: as wide as the terminal, or as the table where there is none."""
     console = Console()
-    return console if console.is_terminal else Console(width=1000, soft_wrap=True)
+    if console.is_terminal:
+        return console
+    return Console(width=1000, soft_wrap=True, file=cast("TextIO", _Trimmed()))
 
 
 def check_device(device: str | None) -> str | None:
@@ -85,22 +99,47 @@ class Policy:
     recipe: Recipe
     lora: Path | None
     label: str
+    step: int | None = None
+    """Of the run's checkpoint; None where it is not a run's."""
+    passed_over: dict[str, str] = field(default_factory=dict)
+    """Newer checkpoints that are damaged, and what is wrong with each."""
+
+    def warn(self) -> None:
+        """Says on stderr which checkpoint is used in place of a damaged one."""
+        for name, problem in self.passed_over.items():
+            typer.echo(
+                f"marble: {self.label}: {name} is passed over ({problem}); using step {self.step}",
+                err=True,
+            )
+
+    def record(self) -> dict[str, Any]:
+        """For `--json`: what was used, and what was not."""
+        return {
+            "model": self.label,
+            "recipe": self.recipe.name,
+            "step": self.step,
+            "passed_over": self.passed_over,
+        }
 
 
-def find_policy(target: str, recipe: str | None, overrides: list[str]) -> Policy:
+def find_policy(
+    target: str, recipe: str | None, overrides: list[str], *, trust: bool = False
+) -> Policy:
     """`base`, a run folder, or a LoRA file or folder."""
     if target == "base":
-        return Policy(load_recipe(recipe or "studio", overrides), None, "base")
+        return Policy(load_recipe(recipe or "studio", overrides, trust=trust), None, "base")
     path = Path(target)
     if (path / "config.yaml").is_file():
-        from marble.training.checkpoint import best_complete
+        from marble.training.checkpoint import best_complete, step_of
 
-        checkpoint, _ = best_complete(path / "checkpoints")
-        chosen = load_recipe(recipe or str(path / "config.yaml"), overrides)
-        return Policy(chosen, checkpoint / "lora", f"{path.name}, {checkpoint.name}")
+        chosen = load_recipe(recipe or str(path / "config.yaml"), overrides, trust=trust)
+        checkpoint, damaged = best_complete(path / "checkpoints")
+        passed_over = {passed.name: problem for passed, problem in damaged.items()}
+        label = f"{path.resolve().name}, {checkpoint.name}"
+        return Policy(chosen, checkpoint / "lora", label, step_of(checkpoint), passed_over)
     is_file = path.is_file() and path.suffix == ".safetensors"
     if is_file or any(path.glob("*.safetensors")):
-        return Policy(load_recipe(recipe or "studio", overrides), path, path.stem)
+        return Policy(load_recipe(recipe or "studio", overrides, trust=trust), path, path.stem)
     what = "there is no such file or folder" if not path.exists() else "holds no run and no LoRA"
     raise MarbleError(
         f"{target}: {what}; give `base`, a run folder or a LoRA (a folder with "

@@ -17,7 +17,7 @@ from marble.cli.common import (
     stdout_kept,
     table_console,
 )
-from marble.cli.options import Device, Json
+from marble.cli.options import Device, Json, Trust
 
 
 def evaluate(
@@ -34,6 +34,7 @@ def evaluate(
     ] = None,
     device: Device = None,
     as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Score held-out prompts with fixed seeds: every reward, with intervals and by source.
 
@@ -43,17 +44,21 @@ def evaluate(
 
     - `marble eval runs/mine eval.prompts=96 --out pictures`
     """
+    from marble.recipe.trust import require_trust
     from marble.training.measure import measure
 
-    policy = find_policy(target, recipe, overrides or [])
+    policy = find_policy(target, recipe, overrides or [], trust=trust)
+    require_trust(policy.recipe, recipe or target, overrides or [], trust)
     device = check_device(device)
+    if _is_main():
+        policy.warn()
     if out is not None:
         make_folder(out)
     with stdout_kept(as_json):
         record = measure(policy.recipe, policy.lora, out=out, device=device)
-    if os.environ.get("RANK", "0") != "0":  # all processes know the result, one tells it
+    if not _is_main():  # all processes know the result, one tells it
         return
-    record = {"model": policy.label, "recipe": policy.recipe.name, **record}
+    record = {**policy.record(), **record}
     if as_json:
         print_json(record)
         return
@@ -77,6 +82,10 @@ def evaluate(
         table_console().print(_geneval(name, entry))
     if out is not None:
         typer.echo(f"pictures and scores in {out}")
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _geneval(name: str, entry: dict[str, Any]) -> Table:

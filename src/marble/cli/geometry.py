@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import check_device, make_folder, print_json, stdout_kept, table_console
-from marble.cli.options import Device, Json
+from marble.cli.options import Device, Json, Trust
 from marble.errors import MarbleError
 
 
@@ -23,6 +23,7 @@ def geometry(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write everything here.")] = None,
     device: Device = None,
     as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Explain a rule: how much of each reward's gradient is signal, and what the rule makes of it.
 
@@ -43,11 +44,15 @@ def geometry(
     from marble.geometry.check import warning
     from marble.geometry.run import measure_run
     from marble.geometry.table import show
+    from marble.recipe import load_recipe
+    from marble.recipe.trust import require_trust
     from marble.training.folder import write_json
 
     if target not in (None, "full", "reward"):
         raise MarbleError(f"--target {target}: must be full or reward")
     device = check_device(device)
+    if (run / "config.yaml").is_file():
+        require_trust(load_recipe(run, trust=trust), run, [], trust)
     if out is not None:
         make_folder(out.parent)
     with stdout_kept(as_json), Progress(console=Console(stderr=True), transient=True) as shown:
@@ -59,8 +64,12 @@ def geometry(
             target=target,  # type: ignore[arg-type]
             seed=seed,
             device=device,
+            trust=trust,
             progress=lambda done: shown.update(bar, completed=done),
         )
+    for name, problem in record["passed_over"].items():
+        said = f"marble: {name} is passed over ({problem}); measured at step {record['step']}"
+        typer.echo(said, err=True)
     doubt = warning(record["scores"])
     if doubt:
         typer.echo(f"marble: {doubt}", err=True)

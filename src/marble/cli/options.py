@@ -7,14 +7,21 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import split_overrides
+from marble.cli.completion import recipe_words
 from marble.errors import MarbleError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run code that a run folder's recipe names, whoever wrote it."),
+]
 RecipeWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RECIPE] [KEY=VALUE]...", help="A recipe (default: studio) and changes to it."
+        metavar="[RECIPE] [KEY=VALUE]...",
+        help="A recipe (default: studio) and changes to it.",
+        autocompletion=recipe_words,
     ),
 ]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import check_device, find_policy, make_folder, print_json, stdout_kept
-from marble.cli.options import Device, Json
+from marble.cli.options import Device, Json, Trust
 from marble.errors import MarbleError
 
 
@@ -35,10 +35,11 @@ def sample(
         typer.Option(help="dpm or euler; default: the recipe's. euler is diffusers' own."),
     ] = None,
     scale: Annotated[
-        int, typer.Option(min=1, help="Enlarge the PNGs so many times (nearest).")
+        int, typer.Option(min=1, max=64, help="Enlarge the PNGs so many times (nearest).")
     ] = 1,
     device: Device = None,
     as_json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Draw pictures with a trained or an untouched model.
 
@@ -50,14 +51,15 @@ def sample(
     """
     from marble.sampling import draw_prompts
 
-    if seed < 0:
-        raise MarbleError(f"--seed {seed}: must not be negative")
+    if not 0 <= seed < 2**63:
+        raise MarbleError(f"--seed {seed}: must be from 0 to 2^63 - 1")
     for prompt in prompts:
         if any("\ud800" <= c <= "\udfff" for c in prompt):
             raise MarbleError(f"prompt {prompt!a}: not text; is the terminal's encoding UTF-8?")
     overrides = [] if sampler is None else [f"eval.sampler={sampler}"]
-    policy = find_policy(target, recipe, overrides)
+    policy = find_policy(target, recipe, overrides, trust=trust)
     device = check_device(device)
+    policy.warn()
     make_folder(out)
     with stdout_kept(as_json):
         files = draw_prompts(
@@ -71,7 +73,7 @@ def sample(
             device=device,
         )
     if as_json:
-        print_json({"files": [str(f) for f in files], "model": policy.label})
+        print_json({"files": [str(f) for f in files], **policy.record()})
     else:
         for file in files:
             typer.echo(file)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import check_device
-from marble.cli.options import Device, RecipeWords, one_recipe
+from marble.cli.options import Device, RecipeWords, Trust, one_recipe
 from marble.errors import MarbleError
 
 
@@ -23,6 +23,7 @@ def train(
         typer.Option(help="Go on with the run in this folder, exactly where it was."),
     ] = None,
     device: Device = None,
+    trust: Trust = False,
 ) -> None:
     """Train a model on all rewards of a recipe at once.
 
@@ -39,6 +40,7 @@ def train(
     - `accelerate launch --num_processes 8 -m marble train sd35m-5rewards`
     """
     from marble.recipe import load_recipe
+    from marble.recipe.trust import require_trust
 
     name, overrides = one_recipe(words)
     if resume is not None:
@@ -46,12 +48,13 @@ def train(
             raise MarbleError("--resume takes the recipe and the folder of the run it goes on with")
         if not (resume / "config.yaml").is_file():
             raise MarbleError(f"{resume}: not a run folder (it has no config.yaml)")
-        recipe = load_recipe(str(resume / "config.yaml"), overrides)
+        recipe = load_recipe(str(resume / "config.yaml"), overrides, trust=trust)
         folder = resume
     else:
-        recipe = load_recipe(name or "studio", overrides)
+        recipe = load_recipe(name or "studio", overrides, trust=trust)
         folder = out or Path("runs") / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
+    require_trust(recipe, resume or name, overrides, trust)
     from marble.training.run import train as run
 
     try:

@@ -19,6 +19,9 @@ from typing import Any
 from marble.errors import MarbleError
 
 STUDIO_PREFIX = "studio:"
+MAX_PROMPT = 8192
+"""Characters of a prompt. No text encoder reads nearly as many, and some tokenizers take a time
+that grows with the square of a word's length."""
 LAYOUTS = ("{split}_metadata.jsonl", "{split}.jsonl", "{split}.txt")
 
 
@@ -37,6 +40,17 @@ class Prompt:
         object.__setattr__(self, "metadata", {**self.metadata, "source": self.source})
 
 
+def text_problem(text: str, longest: int = MAX_PROMPT) -> str | None:
+    """Why a text cannot be a prompt, if it cannot."""
+    if len(text) > longest:
+        return f"{len(text)} characters; at most {longest} are taken"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds half a character (a lone surrogate), which no tokenizer takes"
+    return None
+
+
 def load_prompts(spec: str, split: str = "train", source: str | None = None) -> list[Prompt]:
     """The prompts of `spec` for `split`, in file order.
 
@@ -47,6 +61,10 @@ def load_prompts(spec: str, split: str = "train", source: str | None = None) -> 
     name = source or _default_source(spec, path)
     read = _read_jsonl if path.suffix == ".jsonl" else _read_txt
     prompts = list(read(path, name))
+    for number, prompt in enumerate(prompts, start=1):
+        problem = text_problem(prompt.text)
+        if problem:
+            raise MarbleError(f"{path}: prompt {number}: {problem}")
     if not prompts:
         raise MarbleError(f"{path}: no prompts in this file; add at least one line")
     return prompts
@@ -79,7 +97,7 @@ def _resolve(spec: str, split: str) -> Path:
             )
         path = _studio_root() / name
     else:
-        path = Path(spec).expanduser()
+        path = _expanded(spec)
     if path.is_file():
         if path.suffix not in {".txt", ".jsonl"}:
             raise MarbleError(f"{path}: prompts come as .txt or .jsonl, not '{path.suffix}'")
@@ -92,6 +110,18 @@ def _resolve(spec: str, split: str) -> Path:
             return candidate
     wanted = ", ".join(layout.format(split=split) for layout in LAYOUTS)
     raise MarbleError(f"{path}: no prompts for split '{split}'; expected one of {wanted}")
+
+
+def _expanded(spec: str) -> Path:
+    """The path, with ~ written out; a name that no file can have (too long, ~nobody) is refused."""
+    try:
+        path = Path(spec).expanduser()
+        path.stat()
+        return path
+    except FileNotFoundError:
+        return path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise MarbleError(f"{spec[:200]}: no such prompt file or folder ({error})") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -116,8 +146,19 @@ def _read_jsonl(path: Path, source: str) -> Iterator[Prompt]:
     for number, line in _lines(path):
         try:
             entry = json.loads(line)
+            line.encode()  # a lone surrogate is no text: tokenizers and files refuse it
+            if "\\u" in line:
+                json.dumps(entry, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise MarbleError(
+                f"{path}:{number}: holds half of a character (a lone surrogate); rewrite the line"
+            ) from None
         except json.JSONDecodeError as error:
             raise MarbleError(f"{path}:{number}: not valid JSON ({error.msg})") from None
+        except (ValueError, RecursionError):  # thousands of digits, or of brackets
+            raise MarbleError(
+                f"{path}:{number}: a number too long or nesting too deep to be read"
+            ) from None
         if not isinstance(entry, dict):
             raise MarbleError(f"{path}:{number}: expected a JSON object, got {line[:40]}")
         text = entry.get("prompt")

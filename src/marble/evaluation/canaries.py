@@ -61,20 +61,29 @@ def diversity(images: NDArray[np.uint8], groups: Sequence[Hashable] | None = Non
     Small thumbnails compare layout and colour and ignore grain, so a policy cannot look diverse
     by adding noise. A picture alone in its group, or no groups at all, gives NaN.
     """
-    spread = np.full(len(images), np.nan)
     if groups is None:
-        return spread
+        return np.full(len(images), np.nan)
     if len(groups) != len(images):
         raise ValueError(f"{len(groups)} group ids for {len(images)} images")
+    if len(set(groups)) == len(groups):
+        return np.full(len(images), np.nan)
+    return spread_of(thumbnails(images), groups)
+
+
+def thumbnails(images: NDArray[np.uint8]) -> Floats:
+    """[n, 3·16·16] of uint8 images [n, 3, H, W]: all that `spread_of` needs of them."""
+    parts = [_thumbnails(part) for part in _chunks(images)]
+    return np.concatenate(parts) if parts else np.zeros((0, 3 * _THUMB**2))
+
+
+def spread_of(thumbs_nT: Floats, groups: Sequence[Hashable]) -> Floats:
+    """`diversity` from thumbnails, which may come from several processes."""
+    spread = np.full(len(thumbs_nT), np.nan)
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
-    shared = [rows for rows in members.values() if len(rows) > 1]
-    if not shared:
-        return spread
-    small = np.concatenate([_thumbnails(part) for part in _chunks(images)])
-    for rows in shared:
-        thumbs = small[rows]
+    for rows in (rows for rows in members.values() if len(rows) > 1):
+        thumbs = thumbs_nT[rows]
         square = np.mean((thumbs[:, None] - thumbs[None]) ** 2, axis=-1)
         spread[rows] = np.sqrt(square).sum(axis=1) / (len(rows) - 1)
     return spread

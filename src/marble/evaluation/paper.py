@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from marble.errors import MarbleError
 from marble.evaluation.measures import composite
+from marble.evaluation.reading import evaluation_record, numbers, parse_json
 from marble.evaluation.runs import read_run
 
 #: Column → the scores it may come from, the first one there. Papers report strict GenEval.
@@ -61,7 +61,7 @@ def values_of(record: dict[str, Any]) -> dict[str, float | None]:
     values: dict[str, float | None] = {}
     for column, names in COLUMNS.items():
         name = next((n for n in names if (scores.get(n) or {}).get("mean") is not None), None)
-        official = (tags.get(name) or {}).get("mean_over_tags")
+        official = numbers(tags.get(name)).get("mean_over_tags")
         values[column] = None if name is None else scores[name]["mean"]
         if official is not None:
             values[column] = official
@@ -87,9 +87,9 @@ def read_evaluations(paths: Sequence[str | Path]) -> list[tuple[str, dict[str, A
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MarbleError(f"{path}: neither a run folder nor a JSON file ({error})") from None
     if not isinstance(record, dict) or "rewards" not in record:
         raise MarbleError(f"{path}: not an evaluation; make one with marble eval … --json > FILE")
-    return record
+    return evaluation_record(record)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from marble.errors import MarbleError
+from marble.evaluation.reading import (
+    entries,
+    evaluation_record,
+    inside,
+    numbers,
+    parse_json,
+    read_config,
+    read_json,
+    step_of,
+)
 
 Floats = NDArray[np.float64]
 
@@ -25,13 +33,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise MarbleError(f"{path}: cannot be read ({error.strerror})") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             if any(rest.strip() for rest in lines[number:]):
                 raise MarbleError(f"{path}:{number}: damaged line in the middle") from None
@@ -53,12 +64,7 @@ class Evaluation:
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
         """Entries of the folder's index, in its order; [] where the pictures are gone."""
-        try:
-            index = json.loads((self.folder / "index.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return []
-        entries = index.get("samples", []) if isinstance(index, dict) else index
-        return [entry for entry in entries if isinstance(entry, dict)]
+        return entries(read_json(self.folder / "index.json").get("samples"))
 
     def mean(self, name: str) -> float:
         """The recorded mean of a score, NaN where it has none."""
@@ -124,20 +130,12 @@ def read_run(folder: str | Path) -> RunRecord:
     path = Path(folder).expanduser()
     if not (path / "config.yaml").is_file():
         raise MarbleError(f"{folder}: not a run folder (no config.yaml)")
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        raise MarbleError(f"{path / 'config.yaml'}: cannot be read") from None
-    try:
-        status = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        status = {}
     return RunRecord(
         path=path,
-        config=config if isinstance(config, dict) else {},
+        config=read_config(path / "config.yaml"),
         metrics=read_jsonl(path / "metrics.jsonl"),
-        evals=[_evaluation(path, row) for row in read_jsonl(path / "evals.jsonl")],
-        status=status if isinstance(status, dict) else {},
+        evals=[evaluation_of(path, row) for row in read_jsonl(path / "evals.jsonl")],
+        status=read_json(path / "run.json"),
     )
 
 
@@ -145,32 +143,37 @@ def score_tables(
     after: Evaluation, before: Evaluation, names: list[str]
 ) -> tuple[Floats, Floats, list[str]]:
     """([K, n] after, [K, n] before, prompts) over the pictures with the same prompt and seed."""
-    twins = {_key(entry): entry for entry in before.samples}
-    pairs = [(e, twins[_key(e)]) for e in after.samples if _key(e) in twins]
+    drawn = {_key(entry): entry for entry in before.samples}
+    pairs = [(e, drawn[_key(e)]) for e in after.samples if _key(e) in drawn]
     now = _table([entry for entry, _ in pairs], names)
-    then = _table([twin for _, twin in pairs], names)
+    then = _table([entry for _, entry in pairs], names)
     return now, then, [str(entry.get("prompt", "")) for entry, _ in pairs]
+
+
+def scores_of(evaluation: Evaluation, names: list[str]) -> dict[tuple[Any, Any], Floats]:
+    """Scores [K] of every picture, by prompt and seed."""
+    entries = evaluation.samples
+    return {_key(e): row for e, row in zip(entries, _table(entries, names).T)}
 
 
 def _table(entries: list[dict[str, Any]], names: list[str]) -> Floats:
     table = np.full((len(names), len(entries)), np.nan)
     for i, entry in enumerate(entries):
-        scores = entry.get("scores") or {}
+        scores = numbers(entry.get("scores"))
         for k, name in enumerate(names):
-            value = scores.get(name)
-            if isinstance(value, int | float):
-                table[k, i] = value
+            table[k, i] = scores.get(name, np.nan)
     return table
 
 
 def _key(entry: dict[str, Any]) -> tuple[Any, Any]:
-    return entry.get("prompt"), entry.get("seed")
+    return str(entry.get("prompt")), str(entry.get("seed"))
 
 
-def _evaluation(path: Path, row: dict[str, Any]) -> Evaluation:
-    step = int(row.get("step", 0))
-    folder = path / str(row.get("folder") or f"evals/step-{step:06d}")
-    return Evaluation(step, str(row.get("policy", "trained")), row, folder)
+def evaluation_of(path: Path, row: dict[str, Any]) -> Evaluation:
+    """One line of the run's `evals.jsonl`."""
+    step = step_of(row) or 0
+    folder = inside(path, row.get("folder"), f"evals/step-{step:06d}")
+    return Evaluation(step, str(row.get("policy", "trained")), evaluation_record(row), folder)
 
 
 def _times(rows: list[dict[str, Any]]) -> Iterator[float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from marble.errors import MarbleError
+from marble.evaluation.reading import numbers, step_of
 from marble.evaluation.runs import read_jsonl
 from marble.recipe import Recipe, load_recipe
 from marble.training.checkpoint import State, load_state, newest_complete
@@ -29,6 +30,8 @@ class Place:
     state: State | None
     coefficients_K: np.ndarray | None
     scores_SK: np.ndarray
+    passed_over: dict[str, str] = field(default_factory=dict)
+    """Newer checkpoints that are damaged, and what is wrong with each."""
 
     @property
     def step(self) -> int:
@@ -39,16 +42,17 @@ class Place:
         return 0 if self.state is None else int(self.state.meta["epoch"])
 
 
-def open_run(folder: Path, *, base: bool = False) -> Place:
+def open_run(folder: Path, *, base: bool = False, trust: bool = False) -> Place:
     """The run in `folder` at its newest whole checkpoint, or before its first step."""
     if not (folder / "config.yaml").is_file():
         what = "not a run folder (it has no config.yaml)" if folder.is_dir() else "no such folder"
         raise MarbleError(f"{folder}: {what}; give the folder of a run, such as runs/mine")
-    recipe = load_recipe(str(folder / "config.yaml"))
+    recipe = load_recipe(str(folder / "config.yaml"), trust=trust)
     state: State | None = None
+    damaged: dict[Path, str] = {}
     if not base:
         try:
-            checkpoint, _ = newest_complete(folder / "checkpoints")
+            checkpoint, damaged = newest_complete(folder / "checkpoints")
         except MarbleError as error:
             raise MarbleError(
                 f"{error}; measure its untrained model with --base, or finish the run with "
@@ -63,17 +67,20 @@ def open_run(folder: Path, *, base: bool = False) -> Place:
         state,
         _own_coefficients(recipe, rows[-LAST:]),
         _columns(near, [f"reward/{name}/mean" for name in recipe.rewards.names]),
+        {path.name: problem for path, problem in damaged.items()},
     )
 
 
 def _metrics(folder: Path, step: int | None) -> list[dict[str, Any]]:
     """Rows of the run's steps, up to `step`; none where there is no such file."""
     rows = read_jsonl(folder / "metrics.jsonl")
-    return [row for row in rows if step is None or row["step"] <= step]
+    return [
+        row for row in rows if (at := step_of(row)) is not None and (step is None or at <= step)
+    ]
 
 
 def _columns(rows: list[dict[str, Any]], keys: list[str]) -> np.ndarray:
-    values = [[row.get(key) for key in keys] for row in rows]
+    values = [[numbers(row).get(key, np.nan) for key in keys] for row in rows]
     return np.array(values, dtype=np.float64).reshape(len(rows), len(keys))
 
 

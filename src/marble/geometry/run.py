@@ -23,10 +23,11 @@ def measure_run(
     seed: int = 0,
     target: Target | None = None,
     device: str | None = None,
+    trust: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """Everything that `marble geometry` says, with the settings it was measured under; for JSON."""
-    place = open_run(folder, base=base)
+    place = open_run(folder, base=base, trust=trust)
     gradients = collect(
         place, batches=batches, seed=seed, target=target, device=device, progress=progress
     )
@@ -39,6 +40,7 @@ def measure_run(
         "method": recipe.balance.method,
         "base": base,
         "step": place.step,
+        "passed_over": place.passed_over,
         "rewards": names,
         "settings": {
             "batches": batches,

@@ -95,7 +95,9 @@ class Progress(FreeRule):
         @field_validator("ranges", mode="before")
         @classmethod
         def _pairs(cls, value: Any) -> Any:
-            return None if value is None else [tuple(float(x) for x in pair) for pair in value]
+            if not isinstance(value, list | tuple | np.ndarray):
+                return value  # not a list: said in the usual words
+            return [tuple(pair) if isinstance(pair, list | np.ndarray) else pair for pair in value]
 
     _STATE = ("seen", "start", "variance", "mean", "last", "noise")
     _seen: Array  # valid steps so far

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import struct
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from marble.errors import MarbleError
+
+#: Whose classes a `model_index.json` may name: to import another library is to run its code.
+LIBRARIES = ("diffusers", "transformers")
 
 
 class NotHere(MarbleError):
@@ -23,9 +27,10 @@ def find_local(path: str, revision: str | None = None) -> Path:
         if not (folder / "model_index.json").is_file():
             raise MarbleError("the studio model is not in this install; run `make studio`")
         return folder
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
+    with suppress(OSError, RuntimeError, ValueError):  # a name that no folder can have
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            return folder
     is_hub_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
     if not is_hub_id:
         raise MarbleError(f"model.path: no such folder: {path}")
@@ -47,7 +52,21 @@ def pipeline_index(folder: Path) -> dict[str, Any]:
     index = json_object(path)
     if not isinstance(index.get("_class_name"), str):
         raise MarbleError(f"{path}: names no pipeline class")
+    for name, entry in index.items():
+        if isinstance(entry, list) and not name.startswith("_") and not _known_class(entry):
+            raise MarbleError(
+                f"{path}: {name} is to be {entry}; only classes of {' and '.join(LIBRARIES)} are "
+                "loaded, since any other could run code"
+            )
     return index
+
+
+def _known_class(entry: list[Any]) -> bool:
+    """[library, class] of a part, or [null, null] for one that is left out."""
+    if len(entry) != 2 or entry == [None, None]:
+        return entry == [None, None]
+    library, kind = entry
+    return library in LIBRARIES and isinstance(kind, str) and kind.isidentifier()
 
 
 def check_weights(folder: Path, index: dict[str, Any]) -> None:

@@ -3,21 +3,25 @@
 from marble.options import (
     Count,
     Decay,
+    FolderName,
     Fraction,
     Name,
     NonNegative,
     Positive,
     PositiveInt,
     Section,
+    Seed,
 )
 
 __all__ = [
     "Count",
     "Decay",
+    "FolderName",
     "Fraction",
     "Name",
     "NonNegative",
     "Positive",
     "PositiveInt",
     "Section",
+    "Seed",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from marble.errors import MarbleError, RecipeError
+from marble.plugins import guarded
 from marble.recipe.balance import Rewards
 from marble.recipe.explain import explain, nearest
 from marble.recipe.schema import Recipe, recipe_class
-from marble.recipe.yamlio import parse
+from marble.recipe.trust import guard_of
+from marble.recipe.yamlio import parse, read
+
+MOST_PARTS = 20
+"""Parts of a dotted override; no field is that deep."""
 
 
 def list_recipes() -> dict[str, str]:
@@ -26,17 +33,24 @@ def list_recipes() -> dict[str, str]:
     return found
 
 
-def load_recipe(name_or_path: str | Path = "studio", overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    name_or_path: str | Path = "studio", overrides: Sequence[str] = (), *, trust: bool = False
+) -> Recipe:
     """The validated recipe of that name or file, with `a.b=value` overrides applied.
 
     A file may say `extends: other` (a shipped name, or a path relative to itself): its keys are
     laid over the other's, mappings key by key, lists as a whole. `rewards.add` and
-    `rewards.drop` change the inherited list of training rewards without repeating it.
+    `rewards.drop` change the inherited list of training rewards without repeating it. A reward
+    `file.py:callable` is looked for beside the file that names it, then in the current folder.
+
+    An objective or a rule of one's own is imported here. Where a run folder names it, only if
+    this account has trained with it, or with `trust`.
     """
     path = _find(str(name_or_path))
     raw = _read(path, seen=())
-    raw["name"] = raw.get("name", path.stem)
-    return recipe_from(raw, overrides, where=str(name_or_path))
+    raw["name"] = raw.get("name", re.sub(r"^\.+|[\\\x00-\x1f\x7f]", "", path.stem)[:100])
+    with guarded(guard_of(name_or_path, overrides, trust)):
+        return recipe_from(raw, overrides, where=str(name_or_path))
 
 
 def recipe_from(
@@ -61,20 +75,34 @@ def _shipped() -> Path:
 
 
 def _find(name: str, beside: Path | None = None) -> Path:
-    shipped = _shipped() / f"{name}.yaml"
-    if shipped.is_file():
-        return shipped
-    path = Path(name).expanduser()
-    if beside is not None and not path.is_absolute():
-        path = beside / path
-    if path.is_file():
-        return path
-    if path.is_dir() and (path / "config.yaml").is_file():
-        return path / "config.yaml"
+    # A name that no file can have (too long, ~nobody) is the name of none.
+    with suppress(OSError, RuntimeError, ValueError):
+        shipped = _shipped() / f"{name}.yaml"
+        if shipped.is_file():
+            return shipped
+        path = Path(name).expanduser()
+        if beside is not None and not path.is_absolute():
+            path = beside / path
+        if path.is_file():
+            return path
+        if path.is_dir() and (path / "config.yaml").is_file():
+            return path / "config.yaml"
     known = list_recipes()
-    near = nearest(name, known)
+    near = _misspelt(name) or nearest(name, known)
     hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
     raise RecipeError(f"no recipe or file called '{name}'; {hint}")
+
+
+def _misspelt(name: str) -> str | None:
+    """A recipe file in the same folder whose name differs by its ending or a letter or two."""
+    try:
+        path = Path(name).expanduser()
+        there = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
+    except (OSError, RuntimeError, ValueError):
+        return None
+    same = [name for name in there if Path(name).stem == path.stem]
+    close = same[0] if same else nearest(path.name, there)
+    return None if close is None else str(path.parent / close)
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -83,13 +111,11 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         loop = " → ".join(p.name for p in (*seen, path))
         raise RecipeError(f"{path.name}: recipes extend each other in a circle ({loop})")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read ({error})") from None
-    raw = parse(text, str(path))
+    raw = read(path)
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of sections, not {type(raw).__name__}")
+    if "rewards" in raw:
+        raw["rewards"] = _placed(raw["rewards"], path.parent)
     parent = raw.pop("extends", None)
     if parent is None:
         return _layer({}, raw, str(path))
@@ -102,6 +128,24 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return _layer(base, raw, str(path))
 
 
+def _placed(value: Any, folder: Path, named: bool = False) -> Any:
+    """The same with the whole path in every reward `file.py:callable` of it, so that the recipe
+    that a run keeps works from anywhere. `named`: the value is a reward's own."""
+    if isinstance(value, dict):
+        return {
+            key: inner if key == "options" else _placed(inner, folder, key == "reward")
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_placed(inner, folder) for inner in value]
+    file, _, attribute = value.rpartition(":") if isinstance(value, str) and named else ("", "", "")
+    if not file.endswith(".py"):
+        return value
+    given = Path(file).expanduser()
+    beside, here = folder / given, Path.cwd() / given
+    return f"{here if here.is_file() and not beside.is_file() else beside}:{attribute}"
+
+
 def _layer(base: dict[str, Any], top: dict[str, Any], where: str) -> dict[str, Any]:
     """`top` laid over `base`, shorthands written out."""
     top = _written_out(top)
@@ -111,7 +155,9 @@ def _layer(base: dict[str, Any], top: dict[str, Any], where: str) -> dict[str, A
         changes = {key: rewards.pop(key) for key in ("add", "drop") if key in rewards}
     merged = _merge(copy.deepcopy(base), top)
     if changes:
-        train = merged.setdefault("rewards", {}).setdefault("train", [])
+        train = merged["rewards"].get("train", [])
+        if not isinstance(train, list):
+            raise RecipeError(f"{where}: rewards.train: must be a list, got {train!r}")
         merged["rewards"]["train"] = _changed(train, changes, where)
     return merged
 
@@ -127,6 +173,8 @@ def _merge(base: Any, top: Any) -> Any:
 def _changed(train: list[Any], changes: dict[str, Any], where: str) -> list[Any]:
     drop = changes.get("drop") or []
     drop = [drop] if isinstance(drop, str) else drop
+    if not isinstance(drop, list):
+        raise RecipeError(f"{where}: rewards.drop: name rewards, e.g. [ocr]; got {drop!r}")
     names = [_name(reward) for reward in train]
     for name in drop:
         if name not in names:
@@ -166,9 +214,11 @@ def _name(entry: Any) -> str:
 def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
-    if not equals or not all(parts):
+    if not equals or not all(parts) or len(parts) > MOST_PARTS:
         raise RecipeError(f"'{text}': an override looks like section.key=value")
     parsed = parse(value, f"override {key}")
+    if parts[0] == "rewards":
+        parsed = _placed(parsed, Path.cwd(), named=parts[-1] == "reward")
     if parts[0] == "extends":
         raise RecipeError("extends: name the recipe to start from instead of overriding it")
     if parts[0] == "rewards" and len(parts) > 2 and parts[1] not in Rewards.model_fields:
@@ -177,7 +227,7 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
     for part in reversed(parts):
         layer = {part: layer}
     # A list element by its number: balance.stages.0.steps=5.
-    if any(part.isdigit() for part in parts):
+    if any(map(_is_index, parts)):
         raw = copy.deepcopy(raw)
         if _set_in_list(raw, parts, parsed):
             return raw
@@ -186,8 +236,10 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
 
 def _override_reward(raw: dict[str, Any], name: str, rest: list[str], value: Any) -> dict[str, Any]:
     raw = copy.deepcopy(raw)
-    rewards = raw.get("rewards") or {}
-    entries = [*(rewards.get("train") or []), *(rewards.get("heldout") or [])]
+    rewards = raw.get("rewards")
+    rewards = rewards if isinstance(rewards, dict) else {}
+    lists = [rewards.get(key) for key in ("train", "heldout")]
+    entries = [entry for part in lists if isinstance(part, list) for entry in part]
     for entry in entries:
         if isinstance(entry, dict) and entry.get("name") == name:
             _set(entry, rest, value)
@@ -207,13 +259,17 @@ def _set(target: dict[str, Any], parts: Iterable[str], value: Any) -> None:
     target[last] = value
 
 
+def _is_index(part: str) -> bool:
+    return part.isascii() and part.isdigit() and len(part) < 10
+
+
 def _set_in_list(raw: Any, parts: list[str], value: Any) -> bool:
     """Sets an element inside an existing list; False if the path leads to no list."""
     here, in_list = raw, False
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         if isinstance(here, list):
-            if not part.isdigit() or int(part) >= len(here):
+            if not _is_index(part) or int(part) >= len(here):
                 raise RecipeError(
                     f"{'.'.join(parts)}: '{part}' is no element of a list of {len(here)}"
                 )

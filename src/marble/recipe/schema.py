@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-import yaml
 from pydantic import Field, create_model, model_validator
 
 from marble.objectives import objective_class
 from marble.objectives.base import ObjectiveOptions
 from marble.objectives.nft import Options as NFTOptions
 from marble.recipe.balance import Balance, Reward, Rewards, Stage
-from marble.recipe.base import Section
+from marble.recipe.base import FolderName, Section
 from marble.recipe.sections import Data, Eval, Log, Model, Optim, Rollout, Train
+from marble.recipe.yamlio import dump
 
 
 class Recipe(Section):
     """Everything a run is made of; validated before any model loads."""
 
-    name: str = Field(default="recipe", description="Name of the recipe.")
+    name: FolderName = Field(default="recipe", description="Name of the recipe.")
     description: str = Field(default="", description="One line on what it is for.")
     model: Model = Field(default=Model(), description="The model and its LoRA.")
     data: Data = Field(default=Data(), description="Prompts and groups.")
@@ -70,9 +70,7 @@ class Recipe(Section):
 
     def dump(self) -> str:
         """The resolved recipe as YAML; `load_recipe` of it gives an equal recipe."""
-        return yaml.safe_dump(
-            self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
-        )
+        return dump(self.model_dump(mode="json"), allow_unicode=True, width=100)
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:

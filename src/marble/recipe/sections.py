@@ -19,6 +19,7 @@ from marble.recipe.base import (
     Positive,
     PositiveInt,
     Section,
+    Seed,
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -58,7 +59,7 @@ class Model(Section):
     options: dict[str, Any] = Field(
         default_factory=dict, description="Settings of this model family alone (docs/families.md)."
     )
-    max_sequence_length: Count | None = Field(
+    max_sequence_length: PositiveInt | None = Field(
         default=None, description="Tokens of the (long) text encoder; null: diffusers' default."
     )
     truncate_prompts: bool = Field(
@@ -187,7 +188,7 @@ class Optim(Section):
 
 class Train(Section):
     steps: PositiveInt = Field(default=1000, description="Optimiser steps.")
-    seed: Count = Field(default=0, description="Seed of everything random in the run.")
+    seed: Seed = Field(default=0, description="Seed of everything random in the run.")
     batch_size: PositiveInt = Field(default=9, description="Samples of a micro-batch on a device.")
     steps_per_epoch: PositiveInt = Field(
         default=1, description="Optimiser steps an epoch's samples are split into."
@@ -247,7 +248,7 @@ class Eval(Section):
         default=64, description="Held-out prompts of each source; null: all."
     )
     images_per_prompt: PositiveInt = Field(default=1, description="Pictures of each prompt.")
-    seed: Count = Field(default=1234, description="Seed of the pictures: the same for every model.")
+    seed: Seed = Field(default=1234, description="Seed of the pictures: the same for every model.")
     ema: bool = Field(
         default=True, description="Evaluate the weight EMA rather than the live weights."
     )

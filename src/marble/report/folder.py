@@ -6,7 +6,6 @@ run) counts once, with its later values.
 
 from __future__ import annotations
 
-import json
 import math
 from array import array
 from collections.abc import Iterator
@@ -16,12 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from marble.errors import MarbleError
 from marble.evaluation.harmony import KINDS
-from marble.evaluation.runs import Evaluation, RunRecord, read_jsonl
+from marble.evaluation.reading import (
+    entries,
+    numbers,
+    parse_json,
+    read_config,
+    read_json,
+    step_of,
+)
+from marble.evaluation.runs import Evaluation, RunRecord, evaluation_of, read_jsonl
 
 Floats = NDArray[np.float64]
 
@@ -155,14 +161,10 @@ def read_run(path: Path) -> Run:
             f"{path} is not a run folder: it has no config.yaml; "
             "give a folder written by `marble train`"
         )
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        raise MarbleError(f"{path / 'config.yaml'} cannot be read as YAML; restore it") from None
     return Run(
         path=path,
-        config=config if isinstance(config, dict) else {},
-        state=_read_json(path / "run.json"),
+        config=read_config(path / "config.yaml"),
+        state=read_json(path / "run.json"),
         metrics=read_metrics(path / "metrics.jsonl"),
         evals=_read_evals(path),
     )
@@ -173,8 +175,8 @@ def read_metrics(path: Path) -> Metrics:
     last_row: dict[int, int] = {}
     cells: dict[str, tuple[array[int], array[float]]] = {}
     for i, row in enumerate(_lines(path)):
-        step = row.get("step")
-        if not isinstance(step, int):
+        step = step_of(row)
+        if step is None:
             continue
         last_row[step] = i
         for key, value in row.items():
@@ -199,17 +201,17 @@ def read_metrics(path: Path) -> Metrics:
 def read_pictures(folder: Path) -> dict[int, Picture]:
     """The pictures an index.json lists, by id; those whose file is not there are left out."""
     found = {}
-    for entry in _read_json(folder / "index.json").get("samples") or []:
+    for entry in entries(read_json(folder / "index.json").get("samples")):
         file = folder / Path(str(entry.get("file", ""))).name
-        if isinstance(entry.get("id"), int) and file.is_file():
+        if type(entry.get("id")) is int and file.is_file():
             found[entry["id"]] = Picture(
                 id=entry["id"],
                 file=file,
                 prompt=str(entry.get("prompt", "")),
                 source=str(entry.get("source") or "unknown"),
                 seed=entry.get("seed"),
-                scores=_numbers(entry.get("scores")),
-                canaries=_numbers(entry.get("canaries")),
+                scores=numbers(entry.get("scores")),
+                canaries=numbers(entry.get("canaries")),
             )
     return found
 
@@ -217,7 +219,7 @@ def read_pictures(folder: Path) -> dict[int, Picture]:
 def read_advantages(run: Run) -> Iterator[dict[str, Any]]:
     """The logged advantage tables in step order; a file still being written is left out."""
     for file in sorted((run.path / "advantages").glob("step-*.json")):
-        table = _read_json(file)
+        table = read_json(file)
         if isinstance(table.get("advantage"), list) and isinstance(table.get("samples"), list):
             yield table
 
@@ -234,23 +236,10 @@ def latest_samples(run: Run) -> tuple[int, dict[int, Picture]]:
 def _read_evals(path: Path) -> list[Evaluation]:
     found: dict[tuple[bool, int], Evaluation] = {}
     for row in read_jsonl(path / "evals.jsonl"):
-        step = row.get("step")
-        if isinstance(step, int):
-            policy = str(row.get("policy", "trained"))
-            folder = path / str(row.get("folder") or f"evals/step-{step:06d}")
-            found[policy != "base", step] = Evaluation(step, policy, row, folder)
+        if step_of(row) is not None:
+            evaluation = evaluation_of(path, row)
+            found[evaluation.policy != "base", evaluation.step] = evaluation
     return [found[key] for key in sorted(found)]
-
-
-def _numbers(values: Any) -> dict[str, float]:
-    """Finite numbers only: an inapplicable score is absent, never 0."""
-    if not isinstance(values, dict):
-        return {}
-    return {
-        str(name): float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -259,16 +248,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError:
                 continue  # the line being written now, or the one a crash cut short
             if isinstance(row, dict):
                 yield row
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}

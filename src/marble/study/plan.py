@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from marble.errors import MarbleError, RecipeError
 from marble.recipe import load_recipe
+from marble.recipe.yamlio import dump, read
 
 KEYS = (
     "description",
@@ -80,17 +81,21 @@ def load_study(path: Path) -> Study:
         raise MarbleError(f"{path}: trainer: choose one of {', '.join(TRAINERS)}")
     recipe = _recipe(str(data.get("recipe", "studio")), path)
     without = _by_setting(data, "without", path)
-    for name in (name for names in without.values() for name in names):
-        if name not in data["cells"]:
+    every = _mapping(data["cells"], path, "cells")
+    for name in (str(name) for names in without.values() for name in names):
+        if name not in every:
             raise MarbleError(f"{path}: without: there is no cell {name}")
+    common = data.get("common") or {}
+    if not isinstance(common, dict):
+        raise MarbleError(f"{path}: common: give a mapping of overrides")
     cells: list[Cell] = []
     names: dict[str, None] = {}
     for setting, around in _mapping(data.get("settings") or {"": {}}, path, "settings").items():
         some = _seeds(fewer.get(setting, seeds), f"{path}: fewer: {setting}")
-        for name, own in _mapping(data["cells"], path, "cells").items():
+        for name, own in every.items():
             if name in map(str, without.get(setting, ())):
                 continue
-            both = {**(data.get("common") or {}), **(around or {}), **(own or {})}
+            both = {**common, **(around or {}), **(own or {})}
             words = tuple(_word(key, value) for key, value in both.items())
             try:  # seeds differ in nothing that could be wrong
                 loaded = load_recipe(recipe, list(words))
@@ -99,20 +104,27 @@ def load_study(path: Path) -> Study:
                 raise MarbleError(f"{path}: {where}: {error}") from None
             names |= dict.fromkeys(loaded.rewards.names)
             cells += [Cell(name, s, (*words, f"train.seed={s}"), setting) for s in some]
-    judge = tuple(map(str, data.get("judge") or ()))
+    judge = _names(data, "judge", path)
     unknown = [name for name in judge if name not in names]
     if unknown:
         raise MarbleError(f"{path}: judge: no cell trains on {unknown[0]}; known: {list(names)}")
-    show = tuple(map(str, data.get("show") or ()))
+    show = _names(data, "show", path)
     for name in show:
-        if name not in data["cells"]:
+        if name not in every:
             raise MarbleError(f"{path}: show: there is no cell {name}")
     about = " ".join(str(data.get("description", "")).split())
     return Study(path.stem, about, recipe, cells, judge, trainer, show)
 
 
+def _names(data: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    given = data.get(key) or []
+    if not isinstance(given, list):
+        raise MarbleError(f"{path}: {key}: give a list of names")
+    return tuple(map(str, given))
+
+
 def _seeds(given: Any, where: str) -> list[int]:
-    if not isinstance(given, list) or not given or not all(isinstance(s, int) for s in given):
+    if not isinstance(given, list) or not given or not all(type(s) is int for s in given):
         raise MarbleError(f"{where}: give a list of whole numbers, e.g. [0, 1, 2]")
     return given
 
@@ -131,10 +143,7 @@ def _by_setting(data: Mapping[str, Any], key: str, path: Path) -> dict[str, list
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MarbleError(f"{path}: no such study file")
-    try:
-        data = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise MarbleError(f"{path}: not YAML ({error})") from None
+    data = read(path, words_only=False)
     if not isinstance(data, dict) or not isinstance(data.get("cells"), dict):
         raise MarbleError(f"{path}: a study needs `cells`, a mapping of name to overrides")
     for key in data:
@@ -151,16 +160,21 @@ def _mapping(value: Any, path: Path, key: str) -> dict[str, Mapping[str, Any] | 
         own is not None and not isinstance(own, dict) for own in value.values()
     ):
         raise MarbleError(f"{path}: {key}: give a mapping of name to overrides")
+    for name in map(str, value):  # a part of the run's folder, which must not lead out of the study
+        if name and (name.startswith(".") or len(name) > 100 or re.search(r"[/\\\x00-\x1f]", name)):
+            raise MarbleError(f"{path}: {key}: {name[:100]!r} cannot be the name of a folder")
     return {str(name): own for name, own in value.items()}
 
 
 def _recipe(name: str, study: Path) -> str:
     """A recipe's name, or its file beside the study."""
-    beside = study.parent / name
-    return str(beside) if name.endswith(".yaml") and beside.is_file() else name
+    with suppress(OSError):  # a name too long for a file is a recipe's, or nobody's
+        beside = study.parent / name
+        return str(beside) if name.endswith(".yaml") and beside.is_file() else name
+    return name
 
 
 def _word(key: str, value: Any) -> str:
     """`key=value` as it would be typed: values are YAML in one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+    text = dump(value, default_flow_style=True, width=10**6)
     return f"{key}={text.removesuffix('...' + chr(10)).strip()}"

@@ -8,9 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from marble.errors import MarbleError
+from marble.evaluation.reading import parse_json
+from marble.plugins import guarded
 from marble.recipe import Recipe
+from marble.recipe.load import recipe_from
+from marble.recipe.trust import refuse_all
+from marble.recipe.yamlio import read
 from marble.training.checkpoint import step_name
 
 FOLDER = f"evals/{step_name(0)}"
@@ -27,12 +31,13 @@ def take_base(recipe: Recipe, device: str, source: Path, into: Path) -> dict[str
     The same model, prompts, seeds, sampling, rewards and device give the same pictures and scores.
     """
     try:
-        theirs = yaml.safe_load((source / "config.yaml").read_text())
+        theirs = read(source / "config.yaml")
         on = json.loads((source / "environment.json").read_text())["device"]
         lines = (source / "evals.jsonl").read_text().splitlines()
-        record: dict[str, Any] = json.loads(lines[0])
-        known = Recipe.model_validate(theirs)
-    except (OSError, ValueError, KeyError, IndexError) as error:
+        record: dict[str, Any] = dict(parse_json(lines[0]))
+        with guarded(refuse_all(source)):
+            known = recipe_from(theirs)
+    except (OSError, ValueError, TypeError, KeyError, IndexError, MarbleError) as error:
         return f"{source}: no evaluation to take over ({error})"
     if not has_base(source) or record.get("policy") != "base":
         return f"{source}: has not evaluated its base"

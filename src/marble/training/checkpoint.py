@@ -23,11 +23,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from marble import __version__
 from marble.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 TRAINER = "state/trainer.json"
+FORMAT = 1
+"""Of the files in a checkpoint. Raised when a change keeps this version from reading older ones."""
+_NEEDED = {
+    "step": int,
+    "epoch": int,
+    "processes": int,
+    "balance": dict,
+    "guard": dict,
+    "rewards": list,
+    "recorder": dict,
+}
 
 
 @dataclass
@@ -110,7 +122,7 @@ class CheckpointWriter:
             (staging / "state").mkdir()
             for group, tensors in state.tensors.items():
                 save_file(tensors, staging / "state" / f"{group}.safetensors")
-            _write_json(staging / TRAINER, state.meta)
+            _write_json(staging / TRAINER, {"format": FORMAT, "version": __version__, **state.meta})
             _write_json(staging / MANIFEST, {"step": step, "files": _digests(staging)})
             for path in (*staging.rglob("*"), staging):
                 _sync(path)
@@ -138,6 +150,12 @@ class CheckpointWriter:
 
 def step_name(step: int) -> str:
     return f"step-{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The step in a checkpoint's name."""
+    digits = checkpoint.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() else None
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -216,9 +234,34 @@ def load_state(checkpoint: Path) -> State:
         tensors = {
             p.stem: load_file(p) for p in sorted((checkpoint / "state").glob("*.safetensors"))
         }
-        return State(tensors, json.loads((checkpoint / TRAINER).read_text()))
-    except (OSError, ValueError, SafetensorError) as error:
+        meta = json.loads((checkpoint / TRAINER).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{checkpoint}: cannot be read ({error})") from error
+    problem = _problem(meta)
+    if problem:
+        raise CheckpointError(f"{checkpoint}: {problem}")
+    return State(tensors, meta)
+
+
+def written_by(meta: Mapping[str, Any]) -> str:
+    """Which marble wrote a checkpoint, in words."""
+    version = meta.get("version")
+    return f"marble {version}" if isinstance(version, str) else "an unknown version of marble"
+
+
+def _problem(meta: Any) -> str | None:
+    """Why `trainer.json` cannot be the one of this version, if it cannot."""
+    if not isinstance(meta, dict):
+        return f"{TRAINER} is no JSON object; restore it"
+    if meta.get("format", FORMAT) != FORMAT:  # the first checkpoints name none
+        return (
+            f"written by {written_by(meta)}, in format {meta['format']}; this is marble "
+            f"{__version__}, which reads format {FORMAT}. Resume with the version that wrote it"
+        )
+    for key, kind in _NEEDED.items():
+        if not isinstance(meta.get(key), kind):
+            return f"{TRAINER} has no valid {key!r} (written by {written_by(meta)}); restore it"
+    return None
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -39,6 +39,11 @@ DISK_ERRORS = (
     errno.EFBIG,
     errno.EIO,
     errno.ESTALE,
+    errno.ENOTCONN,
+    errno.ENODEV,
+    errno.ETIMEDOUT,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
 )
 
 
@@ -56,6 +61,7 @@ class RunFolder:
                 f"{path}: cannot write there ({error.strerror}); choose another --out"
             ) from error
         if not resuming and (path / "metrics.jsonl").exists():
+            self._lock.close()
             raise MarbleError(
                 f"{path} already holds a run; go on with --resume {path}, or choose another --out"
             )
@@ -139,6 +145,15 @@ class RunFolder:
 
     def close(self) -> None:
         self._lock.close()
+
+
+def mark_failed(path: Path) -> None:
+    """Says in `run.json` that a run has ended whose main process is gone, unless it goes on."""
+    with (path / ".lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        if status.get("status") == "running":
+            write_json(path / "run.json", {**status, "status": "failed"})
 
 
 def write_pictures(

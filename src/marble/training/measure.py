@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,16 @@ def measure(
     if lora is not None:
         adapter.load_lora(lora)
     policy = "base" if lora is None else "default"
-    result = evaluate_policy(adapter, rewards, samples, recipe, processes, policy=policy)
+    try:
+        result = evaluate_policy(adapter, rewards, samples, recipe, processes, policy=policy)
+    finally:
+        for part in rewards:
+            if part is not None:
+                part.close()
+    told = processes.gather([w for part in rewards if part is not None for w in part.warnings()])
+    if processes.is_main:
+        for warning in dict.fromkeys(w for part in told for w in part):
+            print(f"marble: {warning}", file=sys.stderr)
     names = recipe.rewards.names
     if out is not None and processes.is_main:
         groups = [s.group for s in samples]

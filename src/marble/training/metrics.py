@@ -24,19 +24,23 @@ def plain(value: Any) -> Any:
     return value
 
 
+def check_length(path: Path, length: int) -> None:
+    """Refuses a file that is shorter than it was at the checkpoint; changes nothing."""
+    there = path.stat().st_size if path.exists() else 0
+    if there < length:
+        raise CheckpointError(
+            f"{path}: {there} bytes, but {length} at the checkpoint; restore the file"
+        )
+
+
 class JsonLines:
     """An append-only file of JSON objects that can be cut back to where a checkpoint was made."""
 
     def __init__(self, path: Path, length: int = 0) -> None:
         """Keeps the first `length` bytes of what is there and appends after them."""
+        check_length(path, length)
         self.path = path
         self._file = path.open("ab")
-        there = self._file.seek(0, os.SEEK_END)
-        if there < length:
-            self._file.close()
-            raise CheckpointError(
-                f"{path}: {there} bytes, but {length} at the checkpoint; restore the file"
-            )
         self._file.truncate(length)
         self._file.seek(length)
 
@@ -142,6 +146,13 @@ class _TensorBoard:
 class _Calls:
     def __init__(self, log: Any, close: Any) -> None:
         self.log, self.close = log, close
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuses trackers that are not installed, before anything is written."""
+    for name in names:
+        if name != "tensorboard":
+            _import(name)
 
 
 def _import(name: str) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -10,7 +13,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
-from marble.errors import MarbleError
+from marble.errors import LostProcess, MarbleError
 
 T = TypeVar("T")
 
@@ -18,12 +21,31 @@ T = TypeVar("T")
 PATIENCE = timedelta(hours=2)
 
 
+# What a collective says when another process is gone; gloo has no exception of its own.
+_GONE = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|socket", re.IGNORECASE)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error tells that another process, or the way to it, is gone."""
+    if isinstance(error, dist.DistError):  # of torch's store, NCCL and the like
+        return True
+    return type(error) is RuntimeError and _GONE.search(str(error)) is not None
+
+
 class Processes:
     """Rank, size and the few collectives that the loop uses."""
 
     def __init__(self, device: str | None = None) -> None:
         cpu = device == "cpu" or (device is None and not torch.cuda.is_available())
-        self._state = PartialState(cpu=cpu, timeout=PATIENCE)
+        try:
+            self._state = PartialState(cpu=cpu, timeout=PATIENCE)
+        except dist.DistError as error:
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise LostProcess(
+                f"the other processes of the run cannot be reached at {place} "
+                f"({str(error).splitlines()[0]}); see that every machine can reach it, and start "
+                "them again"
+            ) from error
         self.rank: int = self._state.process_index
         self.size: int = self._state.num_processes
         self.device: torch.device = self._state.device
@@ -31,15 +53,6 @@ class Processes:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    def mine(self, items: Sequence[T], together: int = 1) -> list[T]:
-        """This process's share, dealt like cards, so that shares differ by one item at most.
-
-        together: so many consecutive items are dealt as one.
-        """
-        if together == 1:
-            return list(items[self.rank :: self.size])
-        return [x for i, x in enumerate(items) if i // together % self.size == self.rank]
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in rank order, on every process."""
@@ -77,4 +90,5 @@ class Processes:
 
     def close(self) -> None:
         if self.size > 1:
-            self._state.destroy_process_group()
+            with suppress(RuntimeError):  # the others may be gone
+                self._state.destroy_process_group()

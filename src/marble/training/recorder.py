@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -29,9 +30,15 @@ from marble.training.checkpoint import (
 from marble.training.closing import closing_table, write_model_card
 from marble.training.display import Display
 from marble.training.evaluate import Evaluation, evaluate_policy
-from marble.training.folder import DISK_ERRORS, RunFolder, device_name, environment
+from marble.training.folder import (
+    DISK_ERRORS,
+    RunFolder,
+    device_name,
+    environment,
+    mark_failed,
+)
 from marble.training.loop import Trainer
-from marble.training.metrics import JsonLines, Trackers
+from marble.training.metrics import JsonLines, Trackers, check_length, check_trackers
 from marble.training.processes import Processes
 from marble.training.watch import Look
 
@@ -48,19 +55,22 @@ class Recorder:
         self.fresh = not resuming
         self._seconds_before = 0.0
         self._folder: RunFolder | None = None
+        self._damaged: dict[Path, str] = {}
         self._failure: MarbleError | None = None
         self._best: dict[str, Any] | None = None
         processes.from_main(self._begin)
 
     def _begin(self) -> None:
-        """Takes the folder. The recipe goes in first: from then on the run can be resumed."""
+        """Takes the folder. The recipe goes in first: from then on the run can be resumed.
+
+        A run to resume is only locked: nothing in it changes before `resume`.
+        """
         self._folder = RunFolder(self.path, resuming=not self.fresh)
+        if not self.fresh:
+            return
         try:
-            if self.fresh:
-                self._folder.write_text("config.yaml", self.recipe.dump())
-                self._open(0, {})
-            size = self.processes.size
-            self._folder.write_json("environment.json", environment(self.processes.device, size))
+            self._folder.write_text("config.yaml", self.recipe.dump())
+            self._open(0, {})
         except OSError as error:
             raise self.cannot_write(error) from error
 
@@ -72,21 +82,34 @@ class Recorder:
         assert self._folder is not None
         if not checkpoints(self._folder.checkpoints):
             say("there is no checkpoint yet: starting over")
-            self._open(0, {})
             return None
-        found, damaged = newest_complete(self._folder.checkpoints)
-        for path, problem in damaged.items():
-            say(f"passed over {path.name}: {problem}; kept as {set_aside(path).name}")
+        found, self._damaged = newest_complete(self._folder.checkpoints)
         return found
 
-    def resume(self, step: int, meta: dict[str, Any]) -> None:
-        """Takes the files back to where the checkpoint was made."""
-        self._seconds_before, self._best = meta["seconds"], meta["best"]
-        self.processes.from_main(lambda: self._open(step, meta))
+    def resume(self, step: int, meta: dict[str, Any], say: Say) -> None:
+        """Takes the files back to where the checkpoint was made: the resume has been accepted."""
+        self._seconds_before, self._best = meta.get("seconds", 0.0), meta.get("best")
+        self.processes.from_main(lambda: self._take_back(step, meta, say))
+
+    def _take_back(self, step: int, meta: dict[str, Any], say: Say) -> None:
+        assert self._folder is not None
+        for name in ("metrics", "evals"):  # the last reasons to refuse
+            check_length(self.path / f"{name}.jsonl", meta.get(name, 0))
+        check_trackers(self.recipe.log.trackers)
+        try:
+            if not step:  # starting over: it is this recipe's run now
+                self._folder.write_text("config.yaml", self.recipe.dump())
+            for path, problem in self._damaged.items():
+                say(f"passed over {path.name}: {problem}; kept as {set_aside(path).name}")
+            self._open(step, meta)
+        except OSError as error:
+            raise self.cannot_write(error) from error
 
     def _open(self, step: int, meta: dict[str, Any]) -> None:
         """Opens all files, without what a run that was cut off wrote after `step`."""
         assert self._folder is not None
+        size = self.processes.size
+        self._folder.write_json("environment.json", environment(self.processes.device, size))
         self._folder.forget_after(step)
         self._metrics = JsonLines(self.path / "metrics.jsonl", meta.get("metrics", 0))
         self._evals = JsonLines(self.path / "evals.jsonl", meta.get("evals", 0))
@@ -248,9 +271,15 @@ class Recorder:
 
     def fail(self, step: int) -> None:
         """Marks the run as failed, where that can still be written."""
-        if self._folder is not None and hasattr(self, "_metrics"):
+        if self._folder is not None and hasattr(self, "_metrics") and self.path.is_dir():
             with suppress(OSError):
                 self._write_status("failed", step)
+
+    def fail_alone(self) -> None:
+        """The same where the main process may be gone: its lock is free then."""
+        if self._folder is None:
+            with suppress(OSError, ValueError, MarbleError):
+                mark_failed(self.path)
 
     @property
     def last_good(self) -> str:
@@ -286,6 +315,10 @@ class Recorder:
         """Writes, on the main process. A failure waits until all can hear of it, in `_settle`;
         meanwhile the main process must not stay away from what they do together."""
         if self._folder is None or self._failure is not None:
+            return
+        if not self.path.is_dir():  # writing would begin another folder under a lost mount
+            gone = OSError(errno.ENOENT, "the folder is gone")
+            self._failure = self.cannot_write(gone)
             return
         try:
             write()

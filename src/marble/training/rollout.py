@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from marble.data import Sample
-from marble.evaluation.canaries import canaries
+from marble.evaluation.canaries import canaries, spread_of, thumbnails
 from marble.models.base import Adapter
 from marble.models.samplers import Sampler
 from marble.models.sde import Sde
 from marble.recipe.sections import Sde as SdeSettings
 from marble.rewards import RewardSet
+from marble.training.dealing import batches
+from marble.training.processes import Processes
 
 
 @dataclass
@@ -35,13 +38,26 @@ class Rollout:
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the sampler kept of every sample, for objectives that train on its steps."""
 
-    @cached_property
-    def canaries(self) -> dict[str, float]:
-        """Image statistics that move first when a model learns to cheat, averaged."""
-        if not len(self.images):
-            return {}
-        found = canaries(self.images.numpy(), [s.group for s in self.samples])
-        return {f"canary/{name}": float(np.nanmean(values)) for name, values in found.items()}
+    def canaries(self, processes: Processes) -> dict[str, float]:
+        """Image statistics that move first when a model learns to cheat: means over all processes.
+
+        A prompt's pictures are dealt to several processes, and its diversity is that of all.
+        """
+        found, thumbs = canaries(self.images.numpy()), thumbnails(self.images.numpy())
+        own = [
+            (s.index, s.group, {name: column[i] for name, column in found.items()}, thumbs[i])
+            for i, s in enumerate(self.samples)
+        ]
+        every = sorted((one for part in processes.gather(own) for one in part), key=lambda o: o[0])
+        spread = spread_of(
+            np.stack([thumb for *_, thumb in every]), [group for _, group, *_ in every]
+        )
+        columns = {name: [values[name] for _, _, values, _ in every] for name in found}
+        columns["diversity"] = spread.tolist()
+        return {
+            f"canary/{name}": float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+            for name, values in columns.items()
+        }
 
 
 def make_rollout(
@@ -58,7 +74,10 @@ def make_rollout(
     sde: SdeSettings | None = None,
     keep_path: bool = False,
 ) -> Rollout:
-    """Samples under `policy`. With a `pool`, a batch is scored while the next one is drawn.
+    """Samples under `policy`. With a `pool`, pictures are scored while the next are drawn.
+
+    Pictures go to the rewards as they come, but where one of these compares the pictures of a
+    prompt, not before the prompt's last one is there. The samples of a group lie side by side.
 
     sde: settings of the sampler `sde`; its noisy steps are kept with `keep_path`.
     """
@@ -70,6 +89,8 @@ def make_rollout(
     images: list[Tensor] = []
     scores: list[Future[np.ndarray] | np.ndarray] = []
     kept: list[dict[str, Tensor]] = []
+    waiting = torch.zeros(0, dtype=torch.uint8)
+    due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
     for start in range(0, len(samples), batch_size):
         part = samples[start : start + batch_size]
         chosen: str | Sde = sampler
@@ -82,12 +103,13 @@ def make_rollout(
             kept.append(chosen.kept)
         latents.append(x_0)
         images.append(pictures)
-        prompts = [s.prompt.text for s in part]
-        metadata = [dict(s.prompt.metadata) for s in part]
-        if pool is None:
-            scores.append(rewards.score(pictures, prompts, metadata))
-        else:
-            scores.append(pool.submit(rewards.score, pictures, prompts, metadata))
+        waiting = torch.cat([waiting, pictures]) if len(waiting) else pictures
+        while len(scores) < len(due) and due[len(scores)].stop <= start + len(pictures):
+            run = due[len(scores)]
+            count = run.stop - run.start
+            job = (waiting[:count], *described(samples[run]))
+            waiting = waiting[count:]
+            scores.append(rewards.score(*job) if pool is None else pool.submit(rewards.score, *job))
     drawn = time.perf_counter()
     arrays = [s.result() if isinstance(s, Future) else s for s in scores]
     done = time.perf_counter()
@@ -95,7 +117,7 @@ def make_rollout(
     return Rollout(
         list(samples),
         torch.cat(latents) if latents else torch.zeros(0),
-        torch.cat(images) if images else torch.zeros(0, dtype=torch.uint8),
+        torch.cat(images) if images else torch.zeros(0, 3, 1, 1, dtype=torch.uint8),
         np.concatenate(arrays, axis=1) if arrays else empty,
         drawn - started,
         done - drawn,
@@ -110,6 +132,15 @@ def _sde(samples: Sequence[Sample], settings: SdeSettings, keep: bool) -> Sde:
         noise=settings.noise,
         window=settings.window,
         keep=keep,
+    )
+
+
+def described(samples: Sequence[Sample]) -> tuple[list[str], list[dict[str, Any]], list[int]]:
+    """Prompts, metadata and groups, as rewards take them."""
+    return (
+        [s.prompt.text for s in samples],
+        [dict(s.prompt.metadata) for s in samples],
+        [s.group for s in samples],
     )
 
 

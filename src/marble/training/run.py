@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +10,18 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from marble.errors import MarbleError
+from marble.errors import LostProcess, MarbleError
 from marble.recipe import Recipe
-from marble.training import fsdp, setup
-from marble.training.checkpoint import load_state
+from marble.recipe.notes import notes
+from marble.recipe.trust import remember
+from marble.training import fsdp, random_state, setup
+from marble.training.checkpoint import State, load_state
 from marble.training.display import Display
 from marble.training.folder import DISK_ERRORS
 from marble.training.guard import Diverged
 from marble.training.loop import Trainer
 from marble.training.memory import is_out_of_memory, out_of_memory
-from marble.training.processes import Processes
+from marble.training.processes import Processes, is_lost
 from marble.training.recorder import Recorder
 from marble.training.stop import StopRequest
 
@@ -47,6 +50,7 @@ def train(
     `check` and `build` may come from elsewhere, for a model or prompts that no recipe can name.
     """
     processes = Processes(device)
+    resume = processes.from_main(lambda: resume or _restarted(recipe, out))
     console = console or Console(stderr=True, quiet=not processes.is_main)
     try:
         return _train(recipe, out, resume, processes, console, check, build)
@@ -56,6 +60,19 @@ def train(
         raise
     finally:
         processes.close()
+
+
+def _restarted(recipe: Recipe, out: Path) -> bool:
+    """Whether a launcher that restarts its processes has started this very run before.
+
+    It gives every start the same words; those of the first one would be refused by the second.
+    """
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return False
+    try:
+        return (out / "config.yaml").read_text(encoding="utf-8") == recipe.dump()
+    except (OSError, ValueError):
+        return False
 
 
 def _train(
@@ -72,10 +89,13 @@ def _train(
 
     processes.together(lambda: check(recipe))  # before there is a folder
     fsdp.check(recipe, processes.size)
+    if processes.is_main:
+        remember(recipe)  # what this account trains with, it need not be asked about again
     recorder = Recorder(recipe, out, processes, resuming=resume)
     trainer: Trainer | None = None
     try:
         checkpoint = recorder.find_checkpoint(say) if resume else None
+        state = processes.together(lambda: load_state(checkpoint)) if checkpoint else None
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
             parts = processes.together(lambda: build(recipe, processes.device, processes.size))
             trainer = Trainer(recipe, parts, processes)
@@ -84,18 +104,20 @@ def _train(
                 "computing in bf16, which this CPU has instructions for; train.precision=fp32 "
                 "takes full precision"
             )
-        if checkpoint is not None:
-            state = load_state(checkpoint)
-            # Trackers may draw random numbers as they open; the trainer's state comes after.
-            recorder.resume(state.meta["step"], state.meta["recorder"])
-            for note in trainer.load(state):
-                say(note)
-            say(f"resuming after step {trainer.step} from {checkpoint}")
-        else:
-            recorder.fresh = True
+        if resume:
+            _go_on(trainer, state, recorder, say)
+            if checkpoint is not None:
+                say(f"resuming after step {trainer.step} from {checkpoint}")
         return _loop(recipe, trainer, recorder, processes, console)
-    except Exception as error:
+    except BaseException as error:  # whatever ends the run: its folder must not say "running"
         recorder.fail(trainer.step if trainer else 0)
+        if processes.size > 1 and is_lost(error):
+            recorder.fail_alone()
+            raise LostProcess(
+                "another process of the run is gone (killed, or its machine was lost); "
+                f"{recorder.last_good}. Go on with `marble train --resume {out}`; under "
+                "`torchrun --max-restarts` the launcher does so itself"
+            ) from error
         if isinstance(error, Diverged):
             raise MarbleError(f"{error}; {recorder.last_good}") from error
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
@@ -107,14 +129,36 @@ def _train(
         recorder.close()
 
 
+def _go_on(
+    trainer: Trainer, state: State | None, recorder: Recorder, say: Callable[[str], None]
+) -> None:
+    """Takes trainer and folder back to a checkpoint, or to the start where there is none yet.
+
+    The trainer first: a state that does not fit is refused before a file of the run changes.
+    """
+    if state is None:
+        recorder.fresh = True
+        recorder.resume(0, {}, say)
+        return
+    notes = trainer.processes.together(lambda: trainer.load(state))
+    drawn = random_state.capture()  # trackers may draw random numbers as they open
+    recorder.resume(state.meta["step"], state.meta["recorder"], say)
+    random_state.restore(drawn)
+    for note in notes:
+        say(note)
+
+
 def _loop(
     recipe: Recipe, trainer: Trainer, recorder: Recorder, processes: Processes, console: Console
 ) -> Outcome:
     display = Display(recipe.rewards.names, recipe.train.steps, trainer.step, console)
     collapsed: str | None = None
     with StopRequest(recipe.train.max_hours) as stop, display:
+        for note in notes(recipe):
+            display.say(note)
         if recorder.fresh:
             recorder.begin(trainer, display)
+        display.begin()
         while not trainer.finished:
             rows = trainer.run_epoch()
             for row in rows:
@@ -123,6 +167,7 @@ def _loop(
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
             collapsed = recorder.epoch(trainer, rows, stopping, display)
+            display.gained(rows[-1])
             if stopping or collapsed:
                 break
         if collapsed or trainer.finished:

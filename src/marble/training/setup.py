@@ -18,6 +18,7 @@ from marble.recipe import Recipe
 from marble.rewards import RewardSet
 from marble.rewards import check as check_reward
 from marble.rewards import load as load_reward
+from marble.rewards.isolated import Isolated
 from marble.training.fsdp import shard_base
 
 
@@ -47,7 +48,8 @@ def check(recipe: Recipe, *, training: bool = True) -> None:
     if training:
         texts += [p.text for _, s in _samplers(recipe) for part in s.prompts.values() for p in part]
     for reward in (*recipe.rewards.train, *recipe.rewards.heldout):
-        check_reward(reward.reward, **reward.options)
+        if not (reward.isolate and ":" in reward.reward):  # whose code only its worker runs
+            check_reward(reward.reward, **reward.options)
     check_prompts(recipe, dict.fromkeys(texts))
 
 
@@ -57,6 +59,11 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     samplers = _samplers(recipe)
     eval_samples = evaluation_samples(recipe)
     rewards, heldout = build_rewards(recipe, device)
+    if sharded and rewards.compares and recipe.data.prompts_per_epoch % processes:
+        raise MarbleError(
+            f"train.fsdp: {rewards.compares[0]} compares the pictures of a prompt, so an epoch's "
+            f"{recipe.data.prompts_per_epoch} prompts must divide by {processes} processes"
+        )
     adapter = build_adapter(recipe, device, denoiser_on_cpu=sharded)
     lora = recipe.model.lora
     adapter.add_lora(
@@ -91,7 +98,10 @@ def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, Rewa
     for group in (recipe.rewards.train, recipe.rewards.heldout):
         members = {
             entry.name: load_reward(
-                entry.reward, sources=entry.sources, **{"device": device, **entry.options}
+                entry.reward,
+                sources=entry.sources,
+                isolate=entry.isolate,
+                **{"device": device, **entry.options},
             )
             for entry in group
         }
@@ -153,7 +163,10 @@ def build_balancer(
 def _ranges(recipe: Recipe) -> list[tuple[float, float]]:
     ranges = []
     for entry in recipe.rewards.train:
-        span = load_reward(entry.reward, **entry.options).range
+        reward = load_reward(entry.reward, isolate=entry.isolate, **entry.options)
+        span = reward.range
+        if isinstance(reward, Isolated):
+            reward.close()
         if not all(map(math.isfinite, span)):
             raise MarbleError(
                 f"balance.progress.units: reward '{entry.name}' declares no range; use std"

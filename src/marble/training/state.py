@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from marble import __version__
+from marble.errors import CheckpointError
 from marble.recipe import Recipe
 from marble.training import random_state
-from marble.training.checkpoint import State, load_optimizer_tensors, optimizer_tensors
+from marble.training.checkpoint import (
+    State,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    written_by,
+)
 
 if TYPE_CHECKING:
     from marble.training.loop import Trainer
@@ -31,6 +38,7 @@ def capture(trainer: Trainer) -> State:
         {
             "step": trainer.step,
             "epoch": trainer.epoch,
+            "seed": trainer.recipe.train.seed,
             "processes": trainer.processes.size,
             "precision": str(trainer.adapter.precision),
             "balance": trainer.balancer.state_dict(),
@@ -44,6 +52,17 @@ def capture(trainer: Trainer) -> State:
 
 def restore(trainer: Trainer, state: State) -> list[str]:
     """Makes `trainer` the one that was captured; notes on what cannot be the same, if anything."""
+    try:
+        return _restore(trainer, state)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit ({type(error).__name__}: {error}); it was written by "
+            f"{written_by(state.meta)}, this is marble {__version__}: resume with the recipe and "
+            "the version of the run"
+        ) from error
+
+
+def _restore(trainer: Trainer, state: State) -> list[str]:
     tensors, meta = state.tensors, state.meta
     restore_policy(trainer, state)
     trainer.step, trainer.epoch = meta["step"], meta["epoch"]
@@ -69,6 +88,12 @@ def restore(trainer: Trainer, state: State) -> list[str]:
         notes.append(
             f"saved computing in {meta['precision']}, resumed in {trainer.adapter.precision}: "
             "equal up to rounding; train.precision decides it"
+        )
+    before, now = meta.get("seed"), trainer.recipe.train.seed
+    if before not in (None, now):
+        notes.append(
+            f"saved with train.seed={before}, resumed with {now}: prompts, pictures and noise are "
+            "those of the new seed from here on, and no single seed repeats this run"
         )
     return notes
 
