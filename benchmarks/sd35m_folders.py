@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from marble.models.quiet import quiet
-from marble.models.tiny import _clip_tokenizer, _t5_tokenizer
+from marble.models.tiny import clip_tokenizer, t5_tokenizer
 from marble.rewards.aesthetic import AestheticHead
 from marble.rewards.geneval.coco import COCO_CLASSES
 from marble.rewards.preprocess import Preprocess
@@ -77,7 +77,7 @@ def write_pipeline(folder: Path, device: torch.device, *, tiny: bool, full_t5: b
     def new(make: Callable[[], Any]) -> Any:
         return random_model(make, device, torch.bfloat16)
 
-    tokenizer = _clip_tokenizer(77)
+    tokenizer = clip_tokenizer(77)
     towers = (TINY_TOWER, TINY_TOWER) if tiny else (CLIP_L_TEXT, CLIP_G_TEXT)
     config = TINY if tiny else SD35M
     transformer = new(lambda: SD3Transformer2DModel(**_widths(config, towers)))
@@ -91,7 +91,7 @@ def write_pipeline(folder: Path, device: torch.device, *, tiny: bool, full_t5: b
         text_encoder_2=new(lambda: _text_encoder(tokenizer, towers[1], "gelu")),
         tokenizer_2=tokenizer,
         text_encoder_3=new(lambda: _t5(config["joint_attention_dim"], tiny, full_t5)),
-        tokenizer_3=_t5_tokenizer(),
+        tokenizer_3=t5_tokenizer(),
     )
     with quiet():
         pipeline.save_pretrained(folder)
@@ -200,7 +200,7 @@ def write_clip(
     act: str,
     tiny: bool,
 ) -> Any:
-    tokenizer = _clip_tokenizer(77)
+    tokenizer = clip_tokenizer(77)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     ends = {
         "vocab_size": len(tokenizer) if tiny else 49408,

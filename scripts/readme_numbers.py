@@ -1,4 +1,4 @@
-"""Writes the figures in README.md and docs from the measurements in benchmarks and studies.
+"""Writes the figures in README.md and docs from the measurements in benchmarks.
 
 python scripts/readme_numbers.py            # rewrite the blocks between two comments each
 python scripts/readme_numbers.py --check    # only say whether they are up to date (exit status 1)
@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
-STUDIO, EXPLAINED = ROOT / "docs" / "studio.md", ROOT / "docs" / "explained.md"
-GEOMETRY = ROOT / "studies" / "results"
+STUDIO = ROOT / "docs" / "studio.md"
 TRAIN = "studio_train.json"
-OTHERS = ("studio_marble.json", "studio_weighted_sum.json")
 NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
 NOTES |= {"geneval-strict": "`studio-geneval`, strict (not trained on)"}
 NOTES |= {"studio-geneval": "`studio-geneval`, partial"}
@@ -104,95 +101,6 @@ def trained_table(results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
-def compared(results: Path = RESULTS) -> str:
-    """The runs of `make train`'s recipe with other rules, a column each."""
-    runs = [json.loads((results / name).read_text()) for name in (TRAIN, *OTHERS)]
-    heads = [f"`{run['method']}`, seed {run['seed']}" for run in runs]
-    lines = [
-        "| gain on held-out prompts | " + " | ".join(heads) + " |",
-        "|---|" + "---|" * len(runs),
-    ]
-    for name in runs[0]["gains"]:
-        gains = [run["gains"][name] for run in runs]
-        cells = [f"{signed(g['mean'])} [{signed(g['lo'])}, {signed(g['hi'])}]" for g in gains]
-        lines.append(f"| {NOTES.get(name, f'`{name}`')} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def geometry_of(folder: Path = GEOMETRY) -> dict[str, dict[str, Any]]:
-    """Where it was measured → what `marble geometry` wrote."""
-    files = {"base": "base", "after `progress`": "progress", "after `marble`": "marble"}
-    return {
-        where: json.loads((folder / f"geometry-{name}.json").read_text())
-        for where, name in files.items()
-    }
-
-
-def signal_table() -> str:
-    """Share of signal in one batch's gradient of every reward."""
-    found = geometry_of()
-    lines = ["| signal in ‖g‖², % | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
-    for name in next(iter(found.values()))["rewards"]:
-        entries = [record["signal"]["plain"][name] for record in found.values()]
-        told = [f"{100 * e['share_raw']:.0f} ± {100 * e['share_error']:.0f}" for e in entries]
-        lines.append(f"| `{name}` | " + " | ".join(told) + " |")
-    return "\n".join(lines).replace("-0 ±", "0 ±")
-
-
-def rules_table() -> str:
-    """What the direction of one batch does to true gradients, and to other batches."""
-    lines = [
-        "| at | rule | conflict in its batch | on another | worst true cosine | of | after Adam |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for where, record in geometry_of().items():
-        for rule in ("uniform", "weighted sum", "marble", "upgrad"):
-            one = record["rules"][rule]["averaged"]["1"]
-            plain, adam = one["plain"], one.get("adam")
-            told = [
-                f"{plain['conflict_in_batch']:.0%}",
-                f"{plain['conflict_out_of_batch']:.0%}",
-                f"{signed2(plain['worst'])} ± {plain['worst_error']:.2f}",
-                plain["worst_reward"].removeprefix("studio-"),
-                signed2(adam["worst"]) if adam else "–",
-            ]
-            lines.append(f"| {where} | {rule} | " + " | ".join(told) + " |")
-    return "\n".join(lines)
-
-
-def batches_table() -> str:
-    """The scatter of a batch's mean score beside what a whole run gains."""
-    base = json.loads((GEOMETRY / "geometry-base.json").read_text())["scores"]
-    [part] = json.loads((GEOMETRY / "paper.json").read_text())["settings"]
-    rows = {row["name"]: row["scores"] for row in part["rows"]}
-    lines = [
-        "| | scatter of a batch's mean | gain of a run with `uniform` | their ratio |",
-        "|---|---|---|---|",
-    ]
-    for name, entry in base.items():
-        scatter = entry["one_batch_std"]
-        gain = rows["uniform"][name]["mean"] - rows["base"][name]["mean"]
-        lines.append(f"| `{name}` | {scatter:.3f} | {signed(gain)} | {scatter / gain:.1f} |")
-    return "\n".join(lines)
-
-
-def twins_table() -> str:
-    """How far a run's own measure of progress is from its gain on held-out prompts."""
-    records = json.loads((GEOMETRY / "twins.json").read_text())
-    lines = ["| error of progress at the end, in σ | by batch means | by twins |", "|---|---|---|"]
-    for name in records[0]["heldout"]:
-        found = []
-        for kind in ("batches", "twins"):
-            errors = [one[kind][name][-1] - one["heldout"][name] for one in records]
-            found.append(math.sqrt(sum(e * e for e in errors) / len(errors)))
-        lines.append(f"| `{name}` | {found[0]:.2f} | {found[1]:.2f} |")
-    return "\n".join(lines)
-
-
-def signed2(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
-
-
 def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
@@ -202,11 +110,6 @@ BLOCKS = {
     (README, "numbers"): gradients,
     (README, "trained"): trained,
     (STUDIO, "trained"): trained_table,
-    (STUDIO, "compared"): compared,
-    (EXPLAINED, "signal"): signal_table,
-    (EXPLAINED, "rules"): rules_table,
-    (EXPLAINED, "batches"): batches_table,
-    (EXPLAINED, "twins"): twins_table,
 }
 
 

@@ -14,6 +14,7 @@ in --cache and used again.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,7 @@ def main() -> int:
         parser.error(f"no case called {unknown[0]!r}; --list names them")
     folders = [run(rev, cases, options.overrides, options.cache) for rev in (options.a, options.b)]
     different = 0
+    atexit.register(shutil.rmtree, options.cache / f"working-tree-{os.getpid()}", True)
     for case in cases:
         found = list(differences(*(folder[case] for folder in folders)))
         different += bool(found)
@@ -119,17 +122,15 @@ def main() -> int:
 def run(revision: str, cases: list[str], overrides: list[str], cache: Path) -> dict[str, Path]:
     """The run folder of each case under a revision; what is in the cache is not run again."""
     commit = None if revision == "." else _git("rev-parse", f"{revision}^{{commit}}")
-    place = cache / (commit or "working-tree")
-    if commit is None:
-        shutil.rmtree(place, ignore_errors=True)
+    # Others may use the cache at the same time: runs get their name when they are whole.
+    place = cache / (commit or f"working-tree-{os.getpid()}")
     folders, jobs = {}, []
     for case in cases:
         settings = [*COMMON, *CASES[case], *overrides]
         folder = place / sha256(json.dumps([RECIPE, settings]).encode()).hexdigest()[:16]
         folders[case] = folder
-        if not (folder / "checkpoints" / "latest").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            jobs.append((RECIPE, str(folder), settings))
+        if not folder.exists():
+            jobs.append((RECIPE, f"{folder}.{os.getpid()}", settings))
     if jobs:
         print(f"training {len(jobs)} runs of {revision}", flush=True)
         place.mkdir(parents=True, exist_ok=True)
@@ -143,6 +144,9 @@ def run(revision: str, cases: list[str], overrides: list[str], cache: Path) -> d
                     _train(tree, jobs)
                 finally:
                     _git("worktree", "remove", "--force", str(tree))
+        for _, made, _ in jobs:
+            with suppress(OSError):
+                os.replace(made, made.removesuffix(f".{os.getpid()}"))
     return folders
 
 

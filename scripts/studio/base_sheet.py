@@ -12,10 +12,11 @@ from pathlib import Path
 from contact_sheet import sheet
 
 from marble.data import Sample
+from marble.models.build import build_adapter
 from marble.recipe import load_recipe
 from marble.training.processes import Processes
 from marble.training.rollout import draw
-from marble.training.setup import build_adapter, evaluation_samples
+from marble.training.setup import evaluation_samples
 
 COUNTS = {"geneval": 24, "ocr": 16, "general": 24}
 HEADINGS = {

@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from marble.duration import GPU, GPUS, SMALL, estimate_time, find_gpu
 from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
 from marble.recipe.trust import OURS
 from marble.rewards.presence import Absent
 
 PACKAGES = ("torch", "diffusers", "peft", "accelerate", "transformers", "safetensors")
-SMALL = 500_000_000
-"""Parameters up to which a model trains on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,17 @@ class Check:
         return asdict(self)
 
 
-def examine(name: str, overrides: list[str] | None = None) -> list[Check]:
-    """Every check of a recipe, in the order in which a run would need them."""
-    return list(checks_of(load_recipe(name, overrides or [])))
+def examine(
+    name: str, overrides: list[str] | None = None, gpu: GPU | None = None, count: int = 1
+) -> list[Check]:
+    """Every check of a recipe, in the order in which a run would need them.
+
+    With `gpu`, memory and time are those of `count` such cards instead of this machine's.
+    """
+    return list(checks_of(load_recipe(name, overrides or []), gpu, count))
 
 
-def checks_of(recipe: Recipe) -> Iterator[Check]:
+def checks_of(recipe: Recipe, gpu: GPU | None = None, count: int = 1) -> Iterator[Check]:
     yield _packages()
     yield from _trackers(recipe)
     yield _model(recipe)
@@ -51,8 +55,11 @@ def checks_of(recipe: Recipe) -> Iterator[Check]:
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
         held_out = entry in recipe.rewards.heldout
         yield _reward(entry.name, entry.reward, entry.options, held_out=held_out)
-    yield _device(recipe)
-    yield _memory(recipe)
+    yield (
+        _device(recipe) if gpu is None else Check("device", True, f"{count} × {gpu.name}, as named")
+    )
+    yield _memory(recipe, gpu)
+    yield _time(recipe, gpu, count)
     yield _disk(recipe)
 
 
@@ -91,22 +98,27 @@ def _trackers(recipe: Recipe) -> Iterator[Check]:
 
 def _model(recipe: Recipe) -> Check:
     import marble.models
-    from marble.models.folder import NotHere, fetch_command, find_local, how_to_fetch
+    from marble.models.fetch import fetch_command, how_to_fetch
+    from marble.models.folder import NotHere, find_local
 
-    path, revision = recipe.model.path, recipe.model.revision
+    model = recipe.model
+    path, revision = model.path, model.revision
     try:
-        folder, family = marble.models.check(str(find_local(path, revision)))
+        folder, family = marble.models.check(
+            str(find_local(path, revision)), family=model.family, options=model.options
+        )
     except NotHere as error:
         remedy = how_to_fetch(path, revision)
         return Check("model", False, str(error), remedy, (fetch_command(path, revision),))
     except MarbleError as error:
         problem, _, remedy = str(error).partition("; ")
         return Check("model", False, problem, remedy or "give model.path another folder or hub id")
-    return Check("model", True, f"{family} in {folder}")
+    return Check("model", True, f"{family.pipeline} in {folder}")
 
 
 def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Check:
     from marble.data import load_prompts
+    from marble.prompts import KINDS
 
     data = recipe.data
 
@@ -116,6 +128,8 @@ def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Che
         return f"{len(trained)} {data.train_split}, {len(held_out)} {data.eval_split} in {path}"
 
     remedy = f"put the prompts there, or set data.sources.{name}.path=FOLDER (docs/sd35.md)"
+    if name in KINDS:
+        remedy = f"`marble prompts {name} --out {path}` makes some, or {remedy}"
     return _attempt(f"prompts {name}", look, remedy)
 
 
@@ -136,31 +150,48 @@ def _reward(name: str, reward: str, options: dict[str, Any], *, held_out: bool) 
 def _device(recipe: Recipe) -> Check:
     import torch
 
-    from marble.memory import model_parameters
-
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return Check("device", True, f"{len(names)} × {names[0]}, CUDA {torch.version.cuda}")
-    count = model_parameters(recipe)
+    count = _parameters(recipe)
     found = f"CPU with {os.cpu_count()} cores, no CUDA device"
-    if count <= SMALL:
+    if count is None or count <= SMALL:
         return Check("device", True, found)
     remedy = f"a model of {count / 1e9:.1f} billion parameters trains on a GPU only"
     return Check("device", False, found, remedy)
 
 
-def _memory(recipe: Recipe) -> Check:
+def _parameters(recipe: Recipe) -> int | None:
+    """Of the transformer; None for a model that is not here and that no family knows."""
+    from marble.memory import model_facts
+
+    try:
+        return model_facts(recipe).parts["transformer"]
+    except MarbleError:
+        return None
+
+
+UNKNOWN = "not known before the model's files are here"
+
+
+def _memory(recipe: Recipe, gpu: GPU | None = None) -> Check:
     import torch
 
-    from marble.memory import estimate, model_parameters
+    from marble.memory import estimate
     from marble.training.memory import savings
 
+    count = _parameters(recipe)
+    if count is None:
+        return Check("memory", True, UNKNOWN)
     need = estimate(recipe)
     have: float | None = None
-    if torch.cuda.is_available():
+    if gpu is not None:
+        have = gpu.memory_gb
+        there = f"{have:.0f} GB on each {gpu.name}"
+    elif torch.cuda.is_available():
         have = torch.cuda.get_device_properties(0).total_memory / 1e9
         there = f"{have:.0f} GB on each GPU"
-    elif model_parameters(recipe) <= SMALL:
+    elif count <= SMALL:
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
         there = f"{have:.0f} GB of main memory"
     else:  # it will run elsewhere: the figure is for choosing that machine
@@ -173,9 +204,41 @@ def _memory(recipe: Recipe) -> Check:
     return Check("memory", have is None or need.peak < have, found, remedy)
 
 
+def _time(recipe: Recipe, gpu: GPU | None, count: int) -> Check:
+    """Hours per step and in all. Never a reason not to be ready."""
+    import torch
+
+    from marble.training.display import lasting
+
+    what, parameters = "time", _parameters(recipe)
+    if parameters is None:
+        return Check(what, True, UNKNOWN)
+    if gpu is None and torch.cuda.is_available():
+        name, count = torch.cuda.get_device_name(0), torch.cuda.device_count()
+        gpu = find_gpu(name)
+        if gpu is None:
+            return Check(what, True, f"{name} is not known here: the run says it after three steps")
+    elif gpu is None:
+        count = os.cpu_count() or 1
+        if parameters > SMALL:
+            known = ", ".join(GPUS)
+            return Check(what, True, f"no GPU here; --gpu NAME [--gpus N] estimates it ({known})")
+    found = estimate_time(recipe, gpu, count)
+    parts = ", ".join(f"{part} {lasting(s)}" for part, s in found.parts.items() if s >= 0.05)
+    where = f"{count} × {gpu.name}" if gpu else f"{count} CPU cores"
+    text = (
+        f"about {lasting(found.step)} per step ({parts}), {lasting(found.total)} in all on {where}"
+    )
+    if found.unknown:
+        text += f"; without {', '.join(found.unknown)}, never timed"
+    return Check(what, True, text)
+
+
 def _disk(recipe: Recipe) -> Check:
     from marble.memory import disk_gb
 
+    if _parameters(recipe) is None:
+        return Check("disk", True, UNKNOWN)
     need, free = disk_gb(recipe), shutil.disk_usage(Path.cwd()).free / 1e9
     found = f"about {need:.1f} GB for the run, {free:.0f} GB free here"
     return Check("disk", free > need, found, "free some, or choose another disk with --out")

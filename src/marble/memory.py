@@ -1,48 +1,33 @@
 """What a recipe will need on one device, before anything is loaded.
 
-Weights and training states are counted exactly where the model's files are here, and from the
-published sizes of Stable Diffusion 3.5 Medium where they are not. What the phases add follows
-rules of thumb, fitted to two measurements of SD3.5 Medium at 512 pixels in bf16 on an H200:
+Weights and training states are counted exactly: from the model's files where they are here, from
+its published configuration where they are not; the model's family knows both. What the phases add
+follows rules of thumb, fitted to two measurements of SD3.5 Medium at 512 pixels in bf16 on an H200:
 
 - `benchmarks/results/sd35m_gradients.json`, a training step of batch 9 without checkpointing:
   32.05 GB, from which `ACTIVATION` comes;
 - `benchmarks/results/sd35m_loop_h200.json`, the whole `sd35m-5rewards-1gpu` loop: everything else.
   A test compares the estimate of each phase with the peak measured there.
 
-One setting was measured: that a phase grows in proportion to its batch is assumed.
+One setting was measured: that a phase grows in proportion to its batch, and that other families'
+blocks keep as much a token and width as these, is assumed.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from marble.errors import MarbleError
-from marble.models.folder import find_local, pipeline_index
+from marble.models.family import Facts
+from marble.models.folder import tensor_shapes
+from marble.models.pipeline import DECODE_PIXELS
+from marble.models.registry import facts
 from marble.recipe import Recipe
+from marble.recipe.balance import Reward
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "float32": 4, "bfloat16": 2, "float16": 2}
-
-#: Parameters of the pipeline's parts, and what the transformer's config.json says.
-SD35M_PARTS = {
-    "transformer": 2_469_663_936,  # 2 243 171 520 parameters and the table of positions
-    "vae": 83_819_683,
-    "text_encoder": 123_650_304,
-    "text_encoder_2": 694_659_840,
-    "text_encoder_3": 4_762_310_656,
-}
-SD35M_CONFIG: dict[str, Any] = {
-    "num_layers": 24,
-    "num_attention_heads": 24,
-    "attention_head_dim": 64,
-    "patch_size": 2,
-    "sample_size": 128,
-    "in_channels": 16,
-}
-ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 #: Which checkpoints a reward loads. Rewards on the same one in the same precision share it.
 REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
@@ -52,6 +37,7 @@ REWARD_MODELS: dict[str, tuple[tuple[str, int], ...]] = {
     "hpsv2": (("hps", 986_109_441),),
     "imagereward": (("imagereward", 446_206_689),),
     "geneval": (("clip-l", 427_616_513), ("mask2former", 68_741_083)),
+    "diversity": (("clip-l", 427_616_513),),
 }
 #: Working memory of a reward, in bytes a picture: the detector's have 800 pixels. All compute
 #: in fp32, whatever their weights are kept in.
@@ -73,8 +59,6 @@ VAE_PIXEL = 3560.0
 CUDA_CONTEXT = 0.9e9
 WORKSPACES = 0.3e9
 """Between the phases 12.43 GB stay allocated; 12.11 GB of them are counted one by one."""
-SHIFT_SCALE = 8
-CLIP_TOKENS, T5_TOKENS = 77, 256
 
 
 @dataclass(frozen=True)
@@ -95,18 +79,18 @@ class Estimate:
 
 def estimate(recipe: Recipe) -> Estimate:
     """Memory of the device that runs the recipe; of several, each holds its part of the latents."""
-    parts, config = _model(recipe)
-    model, k = recipe.model, len(recipe.rewards.train)
+    known = model_facts(recipe)
+    model, k, parts = recipe.model, len(recipe.rewards.train), known.parts
     size = BYTES[model.dtype]
-    lora = lora_parameters(config, model.lora.rank, len(model.lora.targets or ()) or None)
+    lora = known.lora_parameters(model.lora.rank, model.lora.targets)
     # default, old, EMA, gradient, Adam's two moments; K accumulators and the outside row.
     balance = recipe.balance
     halves = balance.heldout_half or balance.debias or balance.snr
     rows = 6 + (k + 1) * (2 if halves else 1)
     rows += k if balance.gradient_ema else 0
-    encoders = [parts.get(name, 0) * size for name in ENCODERS]
-    side = (model.resolution or config["sample_size"] * SHIFT_SCALE) / SHIFT_SCALE
-    latents = 4.0 * recipe.samples_per_epoch * config["in_channels"] * side**2
+    encoders = [n * size for name, n in parts.items() if name.startswith("text_encoder")]
+    side = model.resolution or known.layout.resolution
+    latents = 4.0 * recipe.samples_per_epoch * known.latents(side)
     held = {
         "transformer": parts["transformer"] * size,
         "vae": parts.get("vae", 0) * 4,
@@ -118,10 +102,8 @@ def estimate(recipe: Recipe) -> Estimate:
         "CUDA itself": CUDA_CONTEXT,
     }
     base = sum(held.values())
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    text = CLIP_TOKENS + (model.max_sequence_length or T5_TOKENS) * ("text_encoder_3" in parts)
-    cells = ((side / config["patch_size"]) ** 2 + text) * width
-    layers = config["num_layers"]
+    cells = known.tokens(side, model.max_sequence_length) * known.layout.width
+    layers = known.layout.layers
     if model.gradient_checkpointing:  # the blocks' inputs, and one block at work
         kept = cells * (size * layers + AT_WORK)
     else:
@@ -129,7 +111,8 @@ def estimate(recipe: Recipe) -> Estimate:
     scoring = _scoring(recipe)
     meanwhile = scoring if recipe.train.overlap_rewards else 0.0
     drawing = recipe.rollout.batch_size * cells * DRAWING
-    decoding = recipe.rollout.batch_size * (side * SHIFT_SCALE) ** 2 * VAE_PIXEL
+    pixels = min(recipe.rollout.batch_size, max(1, DECODE_PIXELS // side**2)) * side**2
+    decoding = pixels * VAE_PIXEL
     phases = {
         "encoding prompts": base + ENCODING,  # offloaded encoders come layer by layer
         "sampling": base + drawing + meanwhile,
@@ -140,18 +123,10 @@ def estimate(recipe: Recipe) -> Estimate:
     return Estimate({k: v / 1e9 for k, v in held.items()}, {k: v / 1e9 for k, v in phases.items()})
 
 
-def model_parameters(recipe: Recipe) -> int:
-    """Of the transformer, from its files or as published."""
-    return _model(recipe)[0]["transformer"]
-
-
-def lora_parameters(config: dict[str, Any], rank: int, targets: int | None = None) -> int:
-    """Of the eight attention projections a block (the last has no text output), each r·(d + d)."""
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    one = 2 * rank * width
-    if targets is not None:
-        return one * config["num_layers"] * targets
-    return one * (8 * config["num_layers"] - 1)
+def model_facts(recipe: Recipe) -> Facts:
+    """Sizes of the recipe's model; an error if it is not here and no family has published it."""
+    model = recipe.model
+    return facts(model.path, model.revision, model.family)
 
 
 def reward_bytes(recipe: Recipe) -> float:
@@ -159,13 +134,18 @@ def reward_bytes(recipe: Recipe) -> float:
     models: dict[tuple[str, str], float] = {}
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
         precision = str(entry.options.get("dtype", "fp32"))
-        for name, count in REWARD_MODELS.get(entry.reward, ()):
+        for name, count in _models_of(entry):
             # `path` is the reward's own checkpoint: GenEval's CLIP is another one.
             own = name != "clip-l" or entry.reward != "geneval"
             place = entry.options.get("path" if own else "clip", name)
             key = (str(place), precision)
             models[key] = (_counted(place) or count) * BYTES.get(precision, 4)
     return sum(models.values())
+
+
+def _models_of(entry: Reward) -> tuple[tuple[str, int], ...]:
+    without = entry.options.get("by") == "pixels"  # diversity without an encoder
+    return () if without else REWARD_MODELS.get(entry.reward, ())
 
 
 def _counted(place: Any) -> int:
@@ -176,11 +156,11 @@ def _counted(place: Any) -> int:
 
 def disk_gb(recipe: Recipe) -> float:
     """What a run writes: checkpoints (live, old, EMA, two moments, the LoRA) and pictures."""
-    _, config = _model(recipe)
-    state = 4.0 * 6 * lora_parameters(config, recipe.model.lora.rank)
+    known, lora = model_facts(recipe), recipe.model.lora
+    state = 4.0 * 6 * known.lora_parameters(lora.rank, lora.targets)
     if recipe.balance.gradient_ema:
         state *= 1 + len(recipe.rewards.train) / 6
-    side = recipe.model.resolution or config["sample_size"] * SHIFT_SCALE
+    side = recipe.model.resolution or known.layout.resolution
     evals = 2 + (recipe.train.steps // recipe.eval.every if recipe.eval.every else 0)
     shown = len(recipe.data.sources) * (recipe.eval.prompts or 500) * recipe.eval.images_per_prompt
     pictures = evals * shown * 1.6 * side * side
@@ -191,7 +171,7 @@ def _scoring(recipe: Recipe) -> float:
     """Of the reward that needs most: they work one after the other."""
     biggest = 0.0
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
-        if entry.reward not in REWARD_MODELS:
+        if not _models_of(entry):
             continue
         at_once = int(entry.options.get("batch_size", REWARD_BATCH.get(entry.reward, 64)))
         picture = DETECTOR_PICTURE if entry.reward == "geneval" else CLIP_PICTURE
@@ -199,32 +179,6 @@ def _scoring(recipe: Recipe) -> float:
     return biggest
 
 
-def _model(recipe: Recipe) -> tuple[dict[str, int], dict[str, Any]]:
-    """Parameter counts of the pipeline's parts, and the transformer's configuration."""
-    try:
-        folder = find_local(recipe.model.path, recipe.model.revision)
-        index = pipeline_index(folder)
-        config = json.loads((folder / "transformer" / "config.json").read_text())
-        present = {n: e for n, e in index.items() if isinstance(e, list) and e[0] is not None}
-        counts = {name: count_parameters(folder / name) for name in present}
-        if counts.get("transformer"):
-            return {n: c for n, c in counts.items() if c}, SD35M_CONFIG | config
-    except (MarbleError, OSError, ValueError):
-        pass
-    return dict(SD35M_PARTS), SD35M_CONFIG
-
-
 def count_parameters(folder: Path) -> int:
     """Numbers in a folder's safetensors files, from their headers."""
-    total = 0
-    for file in folder.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count = 1
-                for n in tensor["shape"]:
-                    count *= n
-                total += count
-    return total
+    return sum(prod(shape) for shape in tensor_shapes(folder).values())

@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-import marble.models
+from marble.data import text_problem
+from marble.errors import MarbleError
 from marble.models.base import Adapter
+from marble.models.build import build_adapter, check_prompts
 from marble.models.lora import read_file
 from marble.recipe import Recipe
 
 
 def load_policy(recipe: Recipe, lora: Path | None, device: str | None) -> Adapter:
     """The recipe's model on `device`, wearing the LoRA if there is one."""
-    from marble.training.setup import build_adapter
-
     if lora is not None:
         read_file(lora)  # a file that is no LoRA is refused before the model loads
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -38,14 +38,11 @@ def draw_prompts(
     device: str | None = None,
 ) -> list[Path]:
     """Draws `prompts[i]` with seed `seed + i` into `out`, one PNG each."""
-    model = recipe.model
-    if not model.truncate_prompts:
-        marble.models.check_prompts(
-            model.path,
-            prompts,
-            revision=model.revision,
-            max_sequence_length=model.max_sequence_length,
-        )
+    for prompt in prompts:
+        problem = text_problem(prompt)
+        if problem:
+            raise MarbleError(f"prompt {prompt[:40]!r}…: {problem}")
+    check_prompts(recipe, prompts)
     adapter = load_policy(recipe, lora, device)
     cond = adapter.encode(prompts)
     settings = recipe.rollout

@@ -106,10 +106,24 @@ def test_two_rewards_of_one_name(refuses, toy):
 def test_model_folder_of_another_family(refuses, toy, tmp_path):
     folder = tmp_path / "other"
     folder.mkdir()
+    index = {"_class_name": "OtherPipeline", "_diffusers_version": "0.36.0"}
+    (folder / "model_index.json").write_text(json.dumps(index))
+    line = refuses("train", toy.recipe_file, f"model.path={folder}")
+    assert "OtherPipeline" in line and "StableDiffusion3Pipeline" in line
+
+
+def test_model_folder_without_one_of_its_parts(refuses, toy, tmp_path):
+    folder = tmp_path / "other"
+    folder.mkdir()
     index = {"_class_name": "FluxPipeline", "_diffusers_version": "0.36.0"}
     (folder / "model_index.json").write_text(json.dumps(index))
     line = refuses("train", toy.recipe_file, f"model.path={folder}")
-    assert "FluxPipeline" in line and "StableDiffusion3Pipeline" in line
+    assert "a FluxPipeline needs a transformer, which model_index.json lacks" in line
+
+
+def test_options_that_the_family_does_not_have(refuses, toy):
+    line = refuses("train", toy.recipe_file, "model.options.guidance=3.5")
+    assert "model.options.guidance: unknown key; StableDiffusion3Pipeline has: none" in line
     assert "no such folder" in refuses("train", toy.recipe_file, "model.path=/no/such/folder")
 
 
@@ -168,3 +182,23 @@ def test_compare_mistakes(refuses, marble, trained, tmp_path):
     (young / "config.yaml").write_text(yaml.safe_dump({"balance": {"method": "marble"}}))
     assert "has no evaluation of the trained model yet" in refuses("compare", young)
     assert marble("compare").status == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["studio", "objective.name=grpo"], "rollout.sampler: dpm is deterministic"),
+        (["studio-dpo", "data.images_per_prompt=1"], "data.images_per_prompt: must be at least 2"),
+        (["studio-dpo", "data.images_per_prompt=5"], "data.images_per_prompt: objective dpo"),
+        (["studio-dpo", "train.batch_size=5"], "train.batch_size: objective dpo compares pairs"),
+        (["studio-grpo", "rollout.guidance=3.0"], "rollout.guidance: objective grpo"),
+        (["studio-grpo", "eval.sampler=null"], "eval.sampler: evaluation draws without noise"),
+        (["studio-awm", "balance.target=reward"], "balance.target: reward splits off"),
+    ],
+)
+def test_what_an_objective_cannot_do_is_one_line(marble, tmp_path, words, said):
+    result = marble("train", *words, "--out", tmp_path / "run")
+    assert result.status == 2
+    (line,) = result.err.strip().splitlines()
+    assert said in line
+    assert not (tmp_path / "run").exists()

@@ -1,18 +1,18 @@
 import pytest
 
 from marble.models import load
-from marble.models.tiny import save_tiny_sd3
+from marble.models.sd3 import SD3
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """A tiny pipeline without T5, as many run SD3."""
-    return save_tiny_sd3(tmp_path_factory.mktemp("tiny"))
+    return SD3.tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
 def folder_t5(tmp_path_factory):
-    return save_tiny_sd3(tmp_path_factory.mktemp("tiny-t5"), t5=True, seed=1)
+    return SD3.tiny(tmp_path_factory.mktemp("tiny-t5"), t5=True, seed=1)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 
 from marble.errors import MarbleError
 from marble.models import check, load
+from marble.models.sd3 import SD3
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def refused(path, match):
 
 
 def test_a_whole_folder_passes(folder):
-    assert check(str(folder)) == (folder, "StableDiffusion3Pipeline")
+    assert check(str(folder)) == (folder, SD3)
 
 
 def test_missing_folder(tmp_path):
@@ -33,10 +34,22 @@ def test_not_a_pipeline(tmp_path):
     refused(tmp_path, "no model_index.json")
 
 
-def test_another_family_is_named(copy):
+def test_a_pipeline_of_no_known_family(copy):
     index = json.loads((copy / "model_index.json").read_text())
-    (copy / "model_index.json").write_text(json.dumps({**index, "_class_name": "FluxPipeline"}))
-    refused(copy, "holds a FluxPipeline.*supported: StableDiffusion3Pipeline")
+    (copy / "model_index.json").write_text(json.dumps({**index, "_class_name": "OtherPipeline"}))
+    refused(copy, "holds a OtherPipeline.*supported: StableDiffusion3Pipeline.*extend-model.md")
+
+
+def test_a_pipeline_without_one_of_its_parts(copy):
+    index = json.loads((copy / "model_index.json").read_text())
+    for gone in ({**index, "vae": [None, None]}, {k: v for k, v in index.items() if k != "vae"}):
+        (copy / "model_index.json").write_text(json.dumps(gone))
+        refused(copy, "a StableDiffusion3Pipeline needs a vae, which model_index.json lacks")
+
+
+def test_options_are_those_of_the_family(folder):
+    with pytest.raises(MarbleError, match=r"model.options.shift: unknown key; Stable.* has: none"):
+        check(str(folder), options={"shift": 3})
 
 
 def test_broken_index(copy):

@@ -145,6 +145,7 @@ def test_every_field_is_documented():
     assert not [doc.path for doc in docs if not doc.description]
     paths = {doc.path for doc in docs}
     assert {"balance.rho", "rewards.train.*.weight", "data.sources.*.share"} <= paths
+    assert {"objective.clip (name: grpo)", "balance.options.c (method: cagrad)"} <= paths
     by_path = {doc.path: doc for doc in docs}
     assert by_path["optim.lr"].default == 3e-4 and by_path["optim.lr"].kind == "number"
     assert by_path["data.sources.*.path"].default == "required"

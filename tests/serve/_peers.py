@@ -4,26 +4,26 @@ import json
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import uvicorn
-
 from marble.serve.app import make_app
+from marble.serve.run import make_server
 from marble.serve.settings import Settings
 
 
 @contextmanager
 def running(rewards, **settings):
     """The address of a `marble serve` with these reward objects."""
-    app = make_app(rewards, Settings(**settings))
-    with running_app(app) as url:
+    settings = Settings(**settings)
+    with running_app(make_app(rewards, settings), settings=settings) as url:
         yield url
 
 
 @contextmanager
-def running_app(app, port=0):
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
-    server = uvicorn.Server(config)
+def running_app(app, port=0, settings=None):
+    settings = replace(settings or Settings(), port=port)
+    server = make_server(app, settings, log_level="error", lifespan="on")
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     until = time.monotonic() + 20

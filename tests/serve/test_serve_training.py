@@ -46,7 +46,11 @@ def run(toy, url, out, *more):
     remote = f"{{name: red, reward: remote, options: {{url: '{url}', reward: red, retries: 2}}}}"
     local = f"{{name: dark, reward: '{toy.rewards_file}:dark'}}"
     recipe = toy.recipe(
-        f"rewards.train=[{remote}, {local}]", "train.steps=1", "eval.at_start=false", *more
+        f"rewards.train=[{remote}, {local}]",
+        "train.steps=1",
+        "train.probe=0",
+        "eval.at_start=false",
+        *more,
     )
     train(recipe, out, device="cpu")
     (line,) = (out / "metrics.jsonl").read_text().splitlines()

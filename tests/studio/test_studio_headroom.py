@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from marble.cli import app
 from marble.models.base import Adapter
+from marble.models.build import build_adapter
 from marble.recipe import load_recipe
 from marble.studio.world import generate
-from marble.training.setup import build_adapter, build_rewards
+from marble.training.setup import build_rewards
 
 SOURCES = ("geneval", "ocr", "general")
 EACH = 64

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from marble.cli import main
 from marble.errors import MarbleError
-from marble.models.tiny import save_tiny_sd3
+from marble.models.sd3 import SD3
 from marble.recipe import Recipe, load_recipe
 from marble.training import setup
 from marble.training.checkpoint import newest_complete
@@ -67,7 +67,7 @@ CLOCK_KEYS = ("time/", "images_per_s", "memory_gb")
 def make_world(folder: Path) -> Path:
     """Model, prompts, rewards and the recipe `survive.yaml`, which is returned."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_tiny_sd3(folder / "model", sample_size=4, layers=1)
+    SD3.tiny(folder / "model", sample_size=4, layers=1)
     (folder / "toys.py").write_text(REWARDS)
     for name, lines in (("general", GENERAL), ("ocr", OCR)):
         (folder / name).mkdir()

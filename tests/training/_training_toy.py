@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 
-from marble.models.tiny import save_tiny_sd3
+from marble.models.sd3 import SD3
 from marble.recipe import Recipe, load_recipe
 
 REWARDS = '''
@@ -70,7 +70,7 @@ class Toy:
 
 def make_toy(folder: Path) -> Toy:
     toy = Toy(folder)
-    save_tiny_sd3(folder / "model", tokens=40)
+    SD3.tiny(folder / "model", tokens=40)
     toy.rewards_file.write_text(REWARDS)
     for source, prompts in (("general", GENERAL), ("ocr", OCR)):
         for split in ("train", "test"):

@@ -6,7 +6,7 @@ import torch
 from _training_reference import Reference, advantage
 from _training_toy import randomise
 
-from marble.training.setup import build_adapter
+from marble.models.build import build_adapter
 
 CLIP, KL, LR = 0.5, 0.02, 1e-2
 COMMON = [

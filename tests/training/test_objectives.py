@@ -19,6 +19,7 @@ from marble.recipe import load_recipe
 from marble.training import setup
 from marble.training.loop import Trainer
 from marble.training.processes import Processes
+from marble.training.twins import base_scores
 
 GRPO = ["objective.name=grpo", "rollout.sampler=sde", "eval.sampler=euler"]
 OBJECTIVES = {
@@ -114,4 +115,19 @@ def test_two_processes_are_one(recipe, tmp_path, name):
             assert (tensor - two[key]).abs().max() <= 1e-5, key
     for a, b in zip(rows(tmp_path / "1"), rows(tmp_path / "2"), strict=True):
         for key in ("alpha_raw/red", "alpha_raw/blue", "loss"):
-            assert a[key] == pytest.approx(b[key], abs=1e-5), (a["step"], key)
+            assert a[key] == pytest.approx(b[key], abs=1e-4), (a["step"], key)
+
+
+def test_paired_base_samples_share_the_noise_of_the_rollout(recipe):
+    """Before the first step the base draws the very pictures of the rollout, noise included."""
+    toys = rewards_override(recipe.parent / "toys.py", "red", "dark")
+    loaded = load_recipe(str(recipe), [*OBJECTIVES["grpo window"], toys])
+    processes = Processes("cpu")
+    trainer = Trainer(loaded, setup.build(loaded, processes.device), processes)
+    epoch = trainer.draw(trainer._sampler().epoch(0))
+    paired = base_scores(trainer.adapter, trainer.parts.rewards, epoch.samples, loaded, processes)
+    trainer.close()
+    torch.testing.assert_close(torch.from_numpy(paired), epoch.rewards_KN, atol=1e-3, rtol=0)
+    assert float(epoch.rewards_KN.std(1).min()) > 5e-3
+    path = epoch.rollout.kept["path"]
+    assert path.shape[:2] == (12, 3)  # a window of two steps

@@ -93,7 +93,7 @@ def test_below_the_base_from_the_start_is_told_as_such():
     assert "clearly below the untouched model" in looks[1].fell
 
 
-def test_within_a_standard_error_of_the_highest_the_later_one_is_best():
+def test_within_the_noise_of_the_highest_the_later_one_is_best():
     watch = begun()
     watch.look(10, scores(0.50, 0.50, 1), 0.2)
     second = watch.look(20, scores(0.48, 0.48, 2), 0.2)

@@ -31,6 +31,10 @@ def serve(
     ] = 128,
     max_mb: Annotated[float, typer.Option(min=0.01, help="Largest request, in MB.")] = 64,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds a request may take.")] = 300,
+    isolate: Annotated[
+        bool,
+        typer.Option(help="Each reward in a process of its own, which the deadline really ends."),
+    ] = True,
 ) -> None:
     """Score pictures for trainers elsewhere: rewards over HTTP, as JSON with PNGs.
 
@@ -65,6 +69,7 @@ def serve(
         max_requests=max_requests,
         max_body_bytes=int(max_mb * 1e6),
         deadline_s=deadline,
+        isolate=isolate,
     )
     if device is None:
         import torch

@@ -19,6 +19,9 @@ from typing import Any
 from marble.errors import MarbleError
 
 STUDIO_PREFIX = "studio:"
+MAX_PROMPT = 8192
+"""Characters of a prompt. No text encoder reads nearly as many, and some tokenizers take a time
+that grows with the square of a word's length."""
 LAYOUTS = ("{split}_metadata.jsonl", "{split}.jsonl", "{split}.txt")
 
 
@@ -37,6 +40,17 @@ class Prompt:
         object.__setattr__(self, "metadata", {**self.metadata, "source": self.source})
 
 
+def text_problem(text: str, longest: int = MAX_PROMPT) -> str | None:
+    """Why a text cannot be a prompt, if it cannot."""
+    if len(text) > longest:
+        return f"{len(text)} characters; at most {longest} are taken"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds half a character (a lone surrogate), which no tokenizer takes"
+    return None
+
+
 def load_prompts(spec: str, split: str = "train", source: str | None = None) -> list[Prompt]:
     """The prompts of `spec` for `split`, in file order.
 
@@ -47,6 +61,10 @@ def load_prompts(spec: str, split: str = "train", source: str | None = None) -> 
     name = source or _default_source(spec, path)
     read = _read_jsonl if path.suffix == ".jsonl" else _read_txt
     prompts = list(read(path, name))
+    for number, prompt in enumerate(prompts, start=1):
+        problem = text_problem(prompt.text)
+        if problem:
+            raise MarbleError(f"{path}: prompt {number}: {problem}")
     if not prompts:
         raise MarbleError(f"{path}: no prompts in this file; add at least one line")
     return prompts

@@ -18,12 +18,8 @@ from torch import Tensor, nn
 from marble.errors import MarbleError
 from marble.models import lora
 from marble.models.conditioning import Conditioning, PromptCache
-from marble.models.samplers import Sampler, sample_ode
-
-# Prompts are encoded in batches of this one size: kernels round differently at different sizes, and
-# a prompt's encoding must not depend on which others were new with it (exact resume, many ranks).
-ENCODE_BATCH = 16
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from marble.models.precision import DTYPES, computing_dtype
+from marble.models.samplers import Sampler, Velocity, sample_ode
 
 
 class Adapter(ABC):
@@ -33,21 +29,22 @@ class Adapter(ABC):
     `precision` is the format of the computation (autocast), `dtype` that of the frozen weights.
     """
 
-    family: ClassVar[str]
-    lora_targets: ClassVar[tuple[str, ...]]
+    lora_targets: Sequence[str]
+    """Name endings of the layers that get a LoRA unless a recipe says otherwise."""
+    empty_prompt: ClassVar[str] = ""
+    """What guidance contrasts a prompt with."""
+    encode_batch: ClassVar[int] = 16
+    """Prompts are encoded in batches of this one size: kernels round differently at different
+    sizes, and a prompt's encoding must not depend on which others were new with it (exact resume,
+    many ranks). Encoders that pad to the longest of a batch need 1."""
 
     def __init__(self, device: str | torch.device, dtype: str, precision: str | None) -> None:
         self.device = torch.device(device)
         self.dtype = DTYPES[dtype]
-        self.precision = DTYPES[precision or dtype]
+        self.precision = computing_dtype(precision, dtype, self.device)
         self.cache = PromptCache()
 
     # ---- what a family provides -----------------------------------------------------------
-
-    @classmethod
-    @abstractmethod
-    def from_folder(cls, folder: Path, **options: Any) -> Adapter:
-        """The adapter of a checked pipeline folder. Options are those of `marble.models.load`."""
 
     @property
     @abstractmethod
@@ -62,13 +59,6 @@ class Adapter(ABC):
     @abstractmethod
     def check_prompts(self, prompts: Iterable[str]) -> None:
         """Raises for the first prompt that is longer than the text encoders take."""
-
-    @classmethod
-    @abstractmethod
-    def check_folder_prompts(
-        cls, folder: Path, prompts: Iterable[str], max_sequence_length: int | None
-    ) -> None:
-        """The same of a folder, before anything but its tokenizers is loaded."""
 
     @abstractmethod
     def grid(self, steps: int) -> Tensor:
@@ -86,13 +76,19 @@ class Adapter(ABC):
     def _encode(self, prompts: list[str]) -> Conditioning:
         """Runs the text encoders."""
 
-    @abstractmethod
-    def drop_encoders(self) -> None:
-        """Frees the text encoders; only cached prompts can be used from here on."""
+    # ---- what a family may change -------------------------------------------------------------
 
-    @abstractmethod
+    def _unconditional(self) -> Conditioning:
+        """One row: what guidance contrasts a prompt with."""
+        return self.encode([self.empty_prompt])
+
+    def _combine(self, free: Tensor, bound: Tensor, guidance: float) -> Tensor:
+        """Classifier-free guidance: v_u + g·(v_c − v_u)."""
+        return free + guidance * (bound - free)
+
     def _write_lora(self, folder: Path, values: Mapping[str, Tensor]) -> None:
         """Writes the family's LoRA file into `folder`."""
+        lora.write_file(folder, values, lora.config_of(self.transformer))
 
     # ---- prompts ----------------------------------------------------------------------------
 
@@ -101,12 +97,13 @@ class Adapter(ABC):
         rows: dict[str, Conditioning] = {p: self.cache.get(p) for p in prompts if p in self.cache}
         missing = [p for p in dict.fromkeys(prompts) if p not in rows]
         self.check_prompts(missing)
-        for start in range(0, len(missing), ENCODE_BATCH):
-            part = missing[start : start + ENCODE_BATCH]
-            encoded = self._encode(part + part[-1:] * (ENCODE_BATCH - len(part))).to("cpu")
+        size = self.encode_batch
+        for start in range(0, len(missing), size):
+            part = missing[start : start + size]
+            encoded = self._encode(part + part[-1:] * (size - len(part))).to("cpu")
             for i, prompt in enumerate(part):
-                rows[prompt] = encoded[i]
-                self.cache.put(prompt, encoded[i])
+                rows[prompt] = encoded[i].trimmed()
+                self.cache.put(prompt, rows[prompt])
         return Conditioning.cat(rows[p] for p in prompts)
 
     # ---- sampling ---------------------------------------------------------------------------
@@ -142,16 +139,16 @@ class Adapter(ABC):
             parts.append(sample_ode(sampler, v, self.noise(seeds[start : start + size]), sigmas))
         return torch.cat(parts)
 
-    def _guided(self, cond: Conditioning, guidance: float) -> Any:
-        """Velocity with classifier-free guidance: v_u + g·(v_c − v_u); plain for g = 1."""
+    def _guided(self, cond: Conditioning, guidance: float) -> Velocity:
+        """Velocity with guidance; 1 is none for every family, whatever its pipeline counts from."""
         if guidance <= 1:
             return lambda x, sigma: self.velocity(x, sigma, cond)
-        empty = self.encode([""]).to(self.device)[[0] * len(cond)]
+        empty = self._unconditional().to(self.device)[[0] * len(cond)]
         both = Conditioning.cat([empty, cond])
 
         def velocity(x: Tensor, sigma: Tensor) -> Tensor:
             free, bound = self.velocity(torch.cat([x, x]), torch.cat([sigma, sigma]), both).chunk(2)
-            return free + guidance * (bound - free)
+            return self._combine(free, bound, guidance)
 
         return velocity
 

@@ -14,16 +14,6 @@ from marble.errors import MarbleError
 
 #: Whose classes a `model_index.json` may name: to import another library is to run its code.
 LIBRARIES = ("diffusers", "transformers")
-#: Owners of hub models whose licence has to be accepted on their page first.
-GATED = ("stabilityai/", "black-forest-labs/")
-
-
-def find_model(path: str, revision: str | None = None) -> Path:
-    """Local folder of `studio`, of a folder, or of a hub id (downloaded if need be)."""
-    try:
-        return find_local(path, revision)
-    except NotHere:
-        return _download(path, revision)
 
 
 class NotHere(MarbleError):
@@ -31,7 +21,7 @@ class NotHere(MarbleError):
 
 
 def find_local(path: str, revision: str | None = None) -> Path:
-    """The same without downloading: `NotHere` for a hub id whose files are not on this machine."""
+    """Folder of `studio`, of a folder, or of a hub id; `NotHere` if that is not downloaded yet."""
     if path == "studio":
         folder = Path(str(resources.files("marble"))) / "studio" / "assets" / "pipeline"
         if not (folder / "model_index.json").is_file():
@@ -54,52 +44,12 @@ def find_local(path: str, revision: str | None = None) -> Path:
     return folder
 
 
-def _download(hub_id: str, revision: str | None) -> Path:
-    from diffusers import DiffusionPipeline
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    from marble.models.quiet import quiet
-
-    try:
-        with quiet():
-            return Path(DiffusionPipeline.download(hub_id, revision=revision, use_safetensors=True))
-    except GatedRepoError:
-        cause = "its licence is not accepted, or you are not logged in"
-    except RepositoryNotFoundError:
-        cause = "the hub knows no such model"
-    except Exception as error:
-        cause = f"the hub cannot be reached: {type(error).__name__}"
-    raise MarbleError(
-        f"model.path: {hub_id} is not on this machine and cannot be downloaded ({cause}); "
-        f"{how_to_fetch(hub_id, revision)}"
-    )
-
-
-def fetch_command(hub_id: str, revision: str | None = None) -> str:
-    """Fetches the pipeline's files; SD3's hub folders hold the same weights as single files too."""
-    at = f" --revision {revision}" if revision else ""
-    is_sd3 = hub_id.startswith("stabilityai/stable-diffusion-3")
-    spare = " --exclude 'text_encoders/*' --exclude 'sd3*.safetensors'" if is_sd3 else ""
-    return f"hf download {hub_id}{at}{spare}"
-
-
-def how_to_fetch(hub_id: str, revision: str | None = None) -> str:
-    """The steps from nothing to weights on this machine."""
-    fetch = fetch_command(hub_id, revision)
-    if not hub_id.startswith(GATED):
-        return f"run `{fetch}`, or give the folder of a copy as model.path"
-    return (
-        f"accept the licence on https://huggingface.co/{hub_id}, then run `hf auth login` and "
-        f"`{fetch}`, or give the folder of a copy as model.path"
-    )
-
-
 def pipeline_index(folder: Path) -> dict[str, Any]:
     """The folder's `model_index.json`."""
     path = folder / "model_index.json"
     if not path.is_file():
         raise MarbleError(f"{folder}: not a diffusers pipeline folder (no model_index.json)")
-    index = _json(path)
+    index = json_object(path)
     if not isinstance(index.get("_class_name"), str):
         raise MarbleError(f"{path}: names no pipeline class")
     for name, entry in index.items():
@@ -128,14 +78,14 @@ def check_weights(folder: Path, index: dict[str, Any]) -> None:
         if not part.is_dir():
             raise MarbleError(f"{folder}: the folder {name}/ is missing")
         if (part / "config.json").is_file():
-            _json(part / "config.json")
+            json_object(part / "config.json")
             _check_part(part)
 
 
 def _check_part(part: Path) -> None:
     indices = sorted(part.glob("*.safetensors.index.json"))
     if indices:
-        shards = {shard for i in indices for shard in _json(i).get("weight_map", {}).values()}
+        shards = {shard for i in indices for shard in json_object(i).get("weight_map", {}).values()}
         files = [part / shard for shard in sorted(shards)]
     else:
         files = sorted(part.glob("*.safetensors"))
@@ -162,7 +112,8 @@ def check_safetensors(file: Path) -> None:
         raise MarbleError(f"weight file damaged or cut short: {file}; fetch it again")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object, or an error that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -170,3 +121,14 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MarbleError(f"{path}: expected a JSON object")
     return value
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in a folder's safetensors files, from their headers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        shapes |= {n: tuple(t["shape"]) for n, t in header.items() if n != "__metadata__"}
+    return shapes

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from accelerate import cpu_offload
-from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from marble.errors import MarbleError
-from marble.models import lora
-from marble.models.base import DTYPES, Adapter
+from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.folder import pipeline_index
-from marble.models.quiet import quiet
+from marble.models.family import Family, Layout, Published, Section
+from marble.models.pipeline import PipelineAdapter, Reader, line_shift
 
-# What diffusers itself uses when nothing is said.
-T5_TOKENS = 256
-T5_TOKENS_MOST = 512
-# Characters of a prompt that are looked at first when its tokens are counted.
-PREFIX = 2000
-_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
-_PARTS = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
+CLIP_TOKENS = 77
 
 
-class SD3Adapter(Adapter):
-    """Adapter for `StableDiffusion3Pipeline` folders."""
+class SD3Adapter(PipelineAdapter):
+    """Three text encoders side by side, the T5 of them optional; latents as they are."""
 
-    family = "StableDiffusion3Pipeline"
+    pipeline_class = "StableDiffusion3Pipeline"
+    text_tokens, text_tokens_most = 256, 512
+    readers = ("tokenizer", "tokenizer_3")
+    optional_parts = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
     lora_targets = (
         "attn.to_q",
         "attn.to_k",
@@ -45,103 +36,25 @@ class SD3Adapter(Adapter):
         "attn.to_add_out",
     )
 
-    def __init__(
-        self,
-        pipeline: Any,
-        *,
-        device: str | torch.device = "cpu",
-        dtype: str = "fp32",
-        precision: str | None = None,
-        resolution: int | None = None,
-        max_sequence_length: int | None = None,
-        truncate_prompts: bool = False,
-        offload_encoders: bool = False,
-        gradient_checkpointing: bool = False,
-        compile: bool = False,
-        denoiser_on_cpu: bool = False,
-    ) -> None:
-        super().__init__(device, dtype, precision)
-        self.pipeline = pipeline
-        self.t5_tokens = T5_TOKENS if max_sequence_length is None else max_sequence_length
-        self.truncate_prompts = truncate_prompts
-        if self.t5_tokens > T5_TOKENS_MOST:
-            raise MarbleError(f"model.max_sequence_length: at most {T5_TOKENS_MOST}")
-        for name, part in pipeline.components.items():
-            if isinstance(part, torch.nn.Module):
-                streamed = offload_encoders and name in _ENCODERS
-                stays = streamed or (denoiser_on_cpu and name == "transformer")
-                part.requires_grad_(False).eval().to("cpu" if stays else self.device)
-                if streamed:  # each layer visits the device while it works: the T5 is 9.5 GB
-                    cpu_offload(part, self.device)
-        with quiet():  # decoding in 16 bits costs visible levels and saves little
-            pipeline.vae.to(torch.float32)
-        pipeline.vae.to(memory_format=torch.channels_last)  # convolutions run a third faster
-        self._latent_shape = self._shape_for(resolution)
-        if gradient_checkpointing:
-            self.transformer.enable_gradient_checkpointing()
-        if compile:
-            for block in self.transformer.transformer_blocks:
-                block.compile()
-
-    @classmethod
-    def from_folder(cls, folder: Path, **options: Any) -> SD3Adapter:
-        dtype = DTYPES[options.get("dtype", "fp32")]
-        index = pipeline_index(folder)
-        # Parts that the folder leaves out (the T5 often is) have to be named as absent.
-        absent = {part: None for part in _PARTS if index.get(part, [None])[0] is None}
-        with quiet(), _opening(folder):
-            pipeline = StableDiffusion3Pipeline.from_pretrained(
-                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True, **absent
-            )
-        return cls(pipeline, **options)
-
-    @property
-    def transformer(self) -> Any:
-        return self.pipeline.transformer
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return self._latent_shape
-
-    def _shape_for(self, resolution: int | None) -> tuple[int, ...]:
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
         config, scale = self.transformer.config, self.pipeline.vae_scale_factor
-        side = config.sample_size if resolution is None else resolution // scale
-        unit = scale * config.patch_size
-        if resolution is not None and resolution % unit:
-            raise MarbleError(f"model.resolution={resolution}: must be a multiple of {unit}")
+        side = self._side(resolution, config.sample_size * scale, scale * config.patch_size)
         most = config.pos_embed_max_size * config.patch_size * scale
-        if side * scale > most:
+        if side > most:
             raise MarbleError(f"model.resolution={resolution}: this model takes at most {most}")
-        return (config.in_channels, side, side)
-
-    # ---- prompts ----------------------------------------------------------------------------
-
-    def check_prompts(self, prompts: Iterable[str]) -> None:
-        if not self.truncate_prompts:
-            pipe = self.pipeline
-            _check_lengths(prompts, pipe.tokenizer, pipe.tokenizer_3, self.t5_tokens)
+        return side, (config.in_channels, side // scale, side // scale)
 
     @classmethod
-    def check_folder_prompts(
-        cls, folder: Path, prompts: Iterable[str], max_sequence_length: int | None
-    ) -> None:
-        """`check_prompts` before anything else is loaded: it takes the tokenizers alone."""
-        index = pipeline_index(folder)
-        found = []
-        for name in ("tokenizer", "tokenizer_3"):
-            library, kind = index.get(name, (None, None))
-            with quiet(), _opening(folder / name):
-                found.append(
-                    getattr(import_module(library), kind).from_pretrained(folder / name)
-                    if library is not None
-                    else None
-                )
-        _check_lengths(prompts, found[0], found[1], max_sequence_length or T5_TOKENS)
+    def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:
+        """The encoders see the prompt side by side: one that reads it all is enough."""
+        clip, t5 = tokenizers["tokenizer"], tokenizers["tokenizer_3"]
+        short = Reader(clip, clip.model_max_length)
+        return Reader(t5, max_tokens) if t5 is not None and max_tokens > short.limit else short
 
     @torch.no_grad()
     def _encode(self, prompts: list[str]) -> Conditioning:
-        if self.pipeline.text_encoder is None:
-            raise MarbleError(f'text encoders are freed and "{prompts[0][:80]}" is not cached')
+        from marble.models.quiet import quiet
+
         with quiet():
             embeds, _, pooled, _ = self.pipeline.encode_prompt(
                 prompts,
@@ -149,38 +62,18 @@ class SD3Adapter(Adapter):
                 None,
                 device=self.device,
                 do_classifier_free_guidance=False,
-                max_sequence_length=self.t5_tokens,
+                max_sequence_length=self.max_tokens,
             )
         return Conditioning({"prompt_embeds": embeds, "pooled_prompt_embeds": pooled})
 
-    def drop_encoders(self) -> None:
-        for name in _ENCODERS:
-            self.pipeline.register_modules(**{name: None})
-        self._free_memory()
-
-    def _free_memory(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    # ---- the flow ---------------------------------------------------------------------------
-
     def grid(self, steps: int) -> Tensor:
-        """Exactly the noise levels diffusers' own pipeline would use, shift included."""
-        scheduler = copy.deepcopy(self.pipeline.scheduler)
-        options = {}
-        if scheduler.config.get("use_dynamic_shifting"):
-            options["mu"] = self._dynamic_shift(scheduler.config)
-        scheduler.set_timesteps(steps, **options)
-        return scheduler.sigmas.clone()
-
-    def _dynamic_shift(self, config: Mapping[str, Any]) -> float:
-        """μ of resolution-dependent shifting: a line through (base_len, base), (max_len, max)."""
+        config = self.pipeline.scheduler.config
+        if not config.get("use_dynamic_shifting"):
+            return self._levels(num_inference_steps=steps)
         patch = self.transformer.config.patch_size
         _, height, width = self.latent_shape
-        tokens = (height // patch) * (width // patch)
-        base_length, max_length = config["base_image_seq_len"], config["max_image_seq_len"]
-        slope = (config["max_shift"] - config["base_shift"]) / (max_length - base_length)
-        return float(config["base_shift"] + slope * (tokens - base_length))
+        mu = line_shift(config, (height // patch) * (width // patch))
+        return self._levels(num_inference_steps=steps, mu=mu)
 
     def velocity(self, x_t: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
         timestep = sigma_B.float() * self.pipeline.scheduler.config.num_train_timesteps
@@ -194,69 +87,113 @@ class SD3Adapter(Adapter):
             )[0]
         return v.float()
 
-    @torch.no_grad()
-    def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:
-        vae = self.pipeline.vae
-        latents = latents.float() / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
-        # On a CPU small batches stay in the cache.
-        size = batch_size or (8 if self.device.type == "cpu" else max(1, len(latents)))
-        pictures = []
-        for part in latents.split(size):
-            part = part.to(self.device, memory_format=torch.channels_last)
-            picture = vae.decode(part, return_dict=False)[0]
-            levels = (picture / 2 + 0.5).clamp(0, 1) * 255
-            pictures.append(levels.round().to(torch.uint8).cpu())
-        return torch.cat(pictures)
-
-    # ---- export -----------------------------------------------------------------------------
-
-    def _write_lora(self, folder: Path, values: Mapping[str, Tensor]) -> None:
-        lora.write_file(folder, values, lora.config_of(self.transformer))
+    def _for_vae(self, latents: Tensor) -> Tensor:
+        config = self.pipeline.vae.config
+        return latents / config.scaling_factor + (config.shift_factor or 0.0)
 
 
-@contextmanager
-def _opening(folder: Path) -> Iterator[None]:
-    """One clear line for files that diffusers and transformers cannot make sense of."""
-    try:
-        yield
-    except Exception as error:  # their parsers raise anything, plain `Exception` included
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise MarbleError(
-            f"{folder}: cannot be opened ({cause}); is a file missing or damaged?"
-        ) from None
+_ENCODERS = {
+    "vae": 83_819_683,
+    "text_encoder": 123_650_304,
+    "text_encoder_2": 694_659_840,
+    "text_encoder_3": 4_762_310_656,
+}
+_SPARE = ("text_encoders/*", "sd3*.safetensors")
+_MEDIUM: dict[str, Any] = {
+    "sample_size": 128,
+    "num_layers": 24,
+    "num_attention_heads": 24,
+    "caption_projection_dim": 1536,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": tuple(range(13)),
+    "qk_norm": "rms_norm",
+}
+_LARGE = _MEDIUM | {
+    "num_layers": 38,
+    "num_attention_heads": 38,
+    "caption_projection_dim": 2432,
+    "pos_embed_max_size": 192,
+    "dual_attention_layers": (),
+}
 
 
-def _check_lengths(
-    prompts: Iterable[str], tokenizer: Any, tokenizer_3: Any, t5_tokens: int
-) -> None:
-    """The three encoders see the prompt side by side: one that reads it all is enough."""
-    limits = [(tokenizer, tokenizer.model_max_length)] if tokenizer is not None else []
-    if tokenizer_3 is not None:
-        limits.append((tokenizer_3, t5_tokens))
-    prompts = list(prompts)
-    if not prompts or not limits:
-        return
-    tokenizer, limit = max(limits, key=lambda pair: pair[1])
-    with quiet():
-        counts = _count_tokens(prompts, tokenizer, limit)
-    for prompt, count in zip(prompts, counts):
-        if count > limit:
-            shown = prompt if len(prompt) <= 80 else prompt[:77] + "…"
-            more = " or more" if len(prompt) > PREFIX else ""
-            raise MarbleError(
-                f'prompt too long: "{shown}" has {count}{more} tokens, the text encoders take '
-                f"{limit}; shorten it, raise model.max_sequence_length or set "
-                "model.truncate_prompts=true"
+class SD3(Family):
+    pipeline = "StableDiffusion3Pipeline"
+    transformer = "SD3Transformer2DModel"
+    parts = (*Family.parts, "text_encoder_2", "tokenizer_2")
+    adapter = SD3Adapter
+    published: ClassVar = {
+        f"stabilityai/stable-diffusion-3.5-{name}": Published(
+            config, _ENCODERS, resolution=1024, gated=True, spare=_SPARE
+        )
+        for name, config in (("medium", _MEDIUM), ("large", _LARGE))
+    }
+
+    @classmethod
+    def layout(cls, transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Layout:
+        factor = 2 ** (len(vae.get("block_out_channels", (0,) * 4)) - 1)
+        return Layout(
+            layers=transformer["num_layers"],
+            width=transformer["num_attention_heads"] * transformer["attention_head_dim"],
+            channels=transformer["in_channels"],
+            factor=factor,
+            patch=transformer["patch_size"],
+            resolution=transformer["sample_size"] * factor,
+            text=CLIP_TOKENS + cls.adapter.text_tokens,
+            fixed_text=CLIP_TOKENS,
+        )
+
+    @classmethod
+    def tiny(
+        cls,
+        folder: str | Path,
+        *,
+        seed: int = 0,
+        t5: bool = False,
+        sample_size: int = 8,
+        shift: float = 3.0,
+        layers: int = 2,
+        width: int = tiny.WIDTH,
+        tokens: int = CLIP_TOKENS,
+        dual: bool = True,
+        scheduler: dict[str, Any] | None = None,
+    ) -> Path:
+        """Pictures of 2·sample_size pixels; prompts of up to `tokens` bytes without the T5.
+
+        `dual`: a second attention in the first block, as Medium has it and Large has not.
+        """
+        import diffusers
+
+        def build() -> Any:
+            transformer = diffusers.SD3Transformer2DModel(
+                sample_size=sample_size,
+                patch_size=1,
+                in_channels=4,
+                out_channels=4,
+                num_layers=layers,
+                attention_head_dim=width // 2,
+                num_attention_heads=2,
+                joint_attention_dim=2 * tiny.WIDTH,
+                caption_projection_dim=width,
+                pooled_projection_dim=2 * tiny.WIDTH,
+                pos_embed_max_size=2 * sample_size,
+                dual_attention_layers=(0,) if dual else (),
+                qk_norm="rms_norm",
+            )
+            vae = tiny.kl_vae()
+            tokenizer = tiny.clip_tokenizer(tokens)
+            return diffusers.StableDiffusion3Pipeline(
+                transformer=transformer,
+                scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
+                    shift=shift, **(scheduler or {})
+                ),
+                vae=vae,
+                text_encoder=tiny.clip(tokenizer),
+                tokenizer=tokenizer,
+                text_encoder_2=tiny.clip(tokenizer),
+                tokenizer_2=tokenizer,
+                text_encoder_3=tiny.t5() if t5 else None,
+                tokenizer_3=tiny.t5_tokenizer() if t5 else None,
             )
 
-
-def _count_tokens(prompts: list[str], tokenizer: Any, limit: int) -> list[int]:
-    """Tokens of each prompt; of a long one whose beginning is beyond `limit`, of that alone.
-
-    Rules of a tokenizer may take time quadratic in the length: a book as a prompt must not hang.
-    """
-    counts = [len(ids) for ids in tokenizer([p[:PREFIX] for p in prompts])["input_ids"]]
-    return [
-        len(tokenizer(prompt)["input_ids"]) if len(prompt) > PREFIX and count <= limit else count
-        for prompt, count in zip(prompts, counts)
-    ]
+        return tiny.save(build, folder, seed)

@@ -1,118 +1,79 @@
-"""A random Stable Diffusion 3 pipeline of a few thousand weights, for tests and benchmarks.
+"""Parts for random pipelines of a few thousand weights: tests run over every family with them.
 
-Same classes and files as the real one, so code that runs on it runs on the real one.
+Same classes and files as the real ones, so code that runs on them runs on the real ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
-from tokenizers import pre_tokenizers
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
-    T5Tokenizer,
-)
 
-from marble.models.quiet import quiet
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer, T5EncoderModel, T5Tokenizer
 
 WIDTH = 32
 
 
-def save_tiny_sd3(
-    folder: str | Path,
-    *,
-    t5: bool = False,
-    seed: int = 0,
-    sample_size: int = 8,
-    shift: float = 3.0,
-    layers: int = 2,
-    width: int = WIDTH,
-    tokens: int = 77,
-    scheduler: dict[str, Any] | None = None,
-) -> Path:
-    """Saves a tiny `StableDiffusion3Pipeline` (pictures of 2·sample_size pixels) and says where."""
+def save(build: Callable[[], Any], folder: str | Path, seed: int) -> Path:
+    """Builds a pipeline from random weights of this seed, saves it and says where."""
+    from marble.models.quiet import quiet
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = _pipeline(t5, sample_size, shift, layers, width, tokens, scheduler or {})
+        pipeline = build()
     with quiet():
         pipeline.save_pretrained(folder)
     return Path(folder)
 
 
-def _pipeline(
-    t5: bool,
-    sample_size: int,
-    shift: float,
-    layers: int,
-    width: int,
-    tokens: int,
-    scheduler: dict[str, Any],
-) -> Any:
-    transformer = SD3Transformer2DModel(
-        sample_size=sample_size,
-        patch_size=1,
-        in_channels=4,
-        out_channels=4,
-        num_layers=layers,
-        attention_head_dim=width // 2,
-        num_attention_heads=2,
-        joint_attention_dim=2 * WIDTH,
-        caption_projection_dim=width,
-        pooled_projection_dim=2 * WIDTH,
-        pos_embed_max_size=2 * sample_size,
-        dual_attention_layers=(0,),
-        qk_norm="rms_norm",
-    )
-    vae = AutoencoderKL(
-        in_channels=3,
-        out_channels=3,
-        latent_channels=4,
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        norm_num_groups=4,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        shift_factor=0.06,
-        scaling_factor=1.5,
-    )
-    tokenizer = _clip_tokenizer(tokens)
-    return StableDiffusion3Pipeline(
-        transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=shift, **scheduler),
-        vae=vae,
-        text_encoder=_clip(tokenizer),
-        tokenizer=tokenizer,
-        text_encoder_2=_clip(tokenizer),
-        tokenizer_2=tokenizer,
-        text_encoder_3=_t5() if t5 else None,
-        tokenizer_3=_t5_tokenizer() if t5 else None,
-    )
+def lively(model: Any, gain: float = 2.0) -> Any:
+    """The model with larger weights: a fresh one hardly looks at its prompt."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(gain)
+    return model
 
 
-def _clip_tokenizer(tokens: int) -> CLIPTokenizer:
+def kl_vae(**changes: Any) -> Any:
+    """Pictures twice the latents' side, four channels."""
+    from diffusers import AutoencoderKL
+
+    config: dict[str, Any] = {
+        "in_channels": 3,
+        "out_channels": 3,
+        "latent_channels": 4,
+        "block_out_channels": (8, 8),
+        "down_block_types": ("DownEncoderBlock2D",) * 2,
+        "up_block_types": ("UpDecoderBlock2D",) * 2,
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+        "shift_factor": 0.06,
+        "scaling_factor": 1.5,
+    }
+    return AutoencoderKL(**(config | changes))
+
+
+def clip_tokenizer(tokens: int) -> CLIPTokenizer:
     """Every byte is a token, inside a word and at its end: no merges, nothing unknown."""
+    from tokenizers import pre_tokenizers
+    from transformers import CLIPTokenizer
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = [*alphabet, *(a + "</w>" for a in alphabet), "<|startoftext|>", "<|endoftext|>"]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=tokens)
 
 
-def _clip(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
-    config = CLIPTextConfig(
+def clip(tokenizer: CLIPTokenizer, kind: str = "CLIPTextModelWithProjection") -> Any:
+    import transformers
+
+    config = transformers.CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
         intermediate_size=WIDTH,
@@ -124,16 +85,61 @@ def _clip(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return CLIPTextModelWithProjection(config).eval()
+    return getattr(transformers, kind)(config).eval()
 
 
-def _t5_tokenizer() -> T5Tokenizer:
+def t5_tokenizer() -> T5Tokenizer:
+    from transformers import T5Tokenizer
+
     letters = [("▁", -2.0), *((chr(c), -3.0) for c in range(33, 127))]
     return T5Tokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *letters], extra_ids=0)
 
 
-def _t5() -> T5EncoderModel:
+def t5() -> T5EncoderModel:
+    from transformers import T5Config, T5EncoderModel
+
     config = T5Config(
         vocab_size=128, d_model=2 * WIDTH, d_kv=16, d_ff=WIDTH, num_layers=1, num_heads=2
     )
     return T5EncoderModel(config).eval()
+
+
+#: A language model of one layer, for the text encoders of newer families.
+LANGUAGE_MODEL: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def gemma_tokenizer() -> Any:
+    """Every printable character is a token."""
+    from transformers import GemmaTokenizer
+
+    letters = ["▁", "\n", *map(chr, range(33, 127))]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    vocabulary = {piece: i for i, piece in enumerate([*special, *letters])}
+    return GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=4096)
+
+
+def chat_tokenizer() -> Any:
+    """Every byte is a token; messages in the manner of Qwen."""
+    from tokenizers import pre_tokenizers
+    from transformers import Qwen2Tokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*alphabet, "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Qwen2Tokenizer(
+        vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], model_max_length=4096
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

@@ -29,11 +29,9 @@ class ObjectiveOptions(Section):
 
     name: str = Field(
         default="nft",
-        description="The loss: `nft`, `awm`, `grpo`, `dpo`, or your own as `module:Class`.",
+        description="The loss: a built-in one (docs/engine.md) or your own as `module:Class`.",
     )
-    a_max: Positive = Field(
-        default=5.0, description="Advantages count up to this size; `nft`: where r is 0 or 1."
-    )
+    a_max: Positive = Field(default=5.0, description="Advantages count up to this size.")
     advantage_std: Literal["batch", "group"] = Field(
         default="batch", description="Divide by the reward's std over the epoch, or over the group."
     )

@@ -47,6 +47,11 @@ class Reward(Section):
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the reward."
     )
+    isolate: bool | Positive = Field(
+        default=False,
+        description="Run it in a process of its own, which is killed at the deadline and started "
+        "again after a crash. A number is its main memory in GB; true: half of the machine's.",
+    )
     weight: NonNegative = Field(
         default=1.0,
         description="Weight under weighted_sum, gdpo and fixed; others choose their own.",
@@ -87,6 +92,11 @@ class Rewards(Section):
     )
     deadline_s: Positive = Field(
         default=600.0, description="Seconds a reward may take for a batch."
+    )
+    silent_epochs: Count = Field(
+        default=5,
+        description="Epochs in a row without a score of a reward that had prompts, after which the "
+        "run stops; 0: never.",
     )
 
     @property

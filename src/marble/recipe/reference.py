@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -10,6 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from marble.harmonise import RULES, Progress
+from marble.objectives import OBJECTIVES, objective_class
+from marble.objectives.nft import Options as NFTOptions
 from marble.recipe.schema import Recipe
 
 
@@ -35,7 +39,39 @@ def reference(model: type[BaseModel] = Recipe, prefix: str = "") -> list[FieldDo
             )
         if section is not None:
             docs += reference(section, f"{path}.*." if many else f"{path}.")
+        docs += _beside(path)
     return docs
+
+
+def _beside(path: str) -> list[FieldDoc]:
+    """Options that objectives and rules declare beside themselves."""
+    found: list[tuple[str, type[BaseModel], Iterable[str]]] = []
+    if path == "objective":
+        for name in OBJECTIVES:
+            options = objective_class(name).Options
+            new = [f for f in options.model_fields if f not in NFTOptions.model_fields]
+            changed = [f for f in options.model_fields if f not in new and _differs(options, f)]
+            found.append((f"{{}} (name: {name})", options, [*new, *changed]))
+    elif path == "balance.options":
+        for name, rule in RULES.items():
+            if rule is not Progress:  # those are balance.progress
+                found.append((f"{{}} (method: {name})", rule.Options, rule.Options.model_fields))
+    return [
+        FieldDoc(
+            shown.format(f"{path}.{field}"),
+            _kind(options.model_fields[field].annotation),
+            _default(options.model_fields[field]),
+            options.model_fields[field].description or "",
+        )
+        for shown, options, fields in found
+        for field in fields
+    ]
+
+
+def _differs(options: type[BaseModel], field: str) -> bool:
+    """Whether it means something else here, or has another default."""
+    own, usual = options.model_fields[field], NFTOptions.model_fields[field]
+    return field != "name" and (own.description, own.default) != (usual.description, usual.default)
 
 
 def _section(kind: Any) -> tuple[type[BaseModel] | None, bool]:

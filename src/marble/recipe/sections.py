@@ -52,8 +52,15 @@ class Model(Section):
     resolution: PositiveInt | None = Field(
         default=None, description="Picture side in pixels; null: the model's own."
     )
+    family: str | None = Field(
+        default=None,
+        description="`module:Class` of a family that is not built in; null: found by the pipeline.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of this model family alone (docs/families.md)."
+    )
     max_sequence_length: PositiveInt | None = Field(
-        default=None, description="Tokens of the long text encoder (T5); null: diffusers' default."
+        default=None, description="Tokens of the (long) text encoder; null: diffusers' default."
     )
     truncate_prompts: bool = Field(
         default=False, description="Cut prompts the text encoders cannot take, instead of stopping."
@@ -191,8 +198,10 @@ class Train(Section):
         default=0.99,
         description="Part of the sampling timesteps trained on, drawn anew for each sample.",
     )
-    precision: Precision | None = Field(
-        default=None, description="Number format of the computation (autocast); null: model.dtype."
+    precision: Precision | Literal["auto"] | None = Field(
+        default=None,
+        description="Number format of the computation (autocast); null: model.dtype; auto: bf16 on "
+        "a CPU that has instructions for it.",
     )
     max_hours: Positive | None = Field(
         default=None, description="Stop cleanly, with a checkpoint, after so many hours."

@@ -6,6 +6,7 @@ scores_KN = RewardSet([load("studio-clip"), load("ocr", sources=["ocr"])]).score
 """
 
 from marble.rewards.base import FunctionReward, Reward, RewardLike, as_reward
+from marble.rewards.groups import groupwise, pairwise
 from marble.rewards.registry import REGISTRY, check, load, names
 from marble.rewards.set import Outcome, RewardSet
 
@@ -18,6 +19,8 @@ __all__ = [
     "RewardSet",
     "as_reward",
     "check",
+    "groupwise",
     "load",
     "names",
+    "pairwise",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +17,19 @@ Scores = Sequence[float | None] | np.ndarray | torch.Tensor
 SimpleReward = Callable[[torch.Tensor, list[str], list[Metadata]], Scores]
 
 UNBOUNDED = (-math.inf, math.inf)
+Scope = Literal["picture", "group", "pair"]
+SCOPES: tuple[Scope, ...] = ("picture", "group", "pair")
+
+
+def scope_of(reward: object) -> Scope:
+    """What a reward looks at: each picture by itself unless it says otherwise."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    scope = getattr(reward, "scope", "picture")
+    if scope not in SCOPES:
+        name = getattr(reward, "name", reward)
+        raise MarbleError(f"reward {name}: scope is {scope!r}; use {', '.join(SCOPES)}")
+    return scope
 
 
 @runtime_checkable
@@ -50,6 +64,8 @@ class Reward:
     sources: frozenset[str] | None = None
     #: Whether NaN where ``applies`` is true means "not applicable" rather than a failure.
     may_abstain: bool = False
+    #: What `score` looks at: "picture", "group" or "pair"; see :mod:`marble.rewards.groups`.
+    scope: Scope = "picture"
 
     def applies(self, metadata: Metadata) -> bool:
         """Whether the reward has anything to say about a picture with this metadata."""
@@ -57,6 +73,10 @@ class Reward:
 
     def score(self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]) -> Scores:
         raise NotImplementedError
+
+    def take_notes(self) -> list[str]:
+        """What the user should read about the latest scores, handed out once."""
+        return []
 
     @classmethod
     def check(cls, **options: Any) -> str:
@@ -88,6 +108,7 @@ class FunctionReward(Reward):
         range: tuple[float, float] = UNBOUNDED,
     ) -> None:
         self.function = function
+        self.scope = scope_of(function)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.range = range
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from marble.errors import RewardError
+
 
 class HealthWatch:
     """Feed it every batch's valid scores; it answers with what looks wrong, once per episode.
@@ -101,3 +103,36 @@ class HealthWatch:
         self.same_value = float("nan") if value is None else value
         self.same_count = state["same_count"]
         self.reported = set(state["reported"])
+
+
+class Silence:
+    """Counts epochs in which a reward scored none of the pictures it was meant to score."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[str, int] = {}
+
+    def feed(self, name: str, scored: int, meant: int, stop_after: int) -> str | None:
+        """One epoch's counts, of all processes. What to tell; a `RewardError` once it is enough.
+
+        ``meant``: pictures of prompts that the reward says it applies to. ``stop_after``: epochs
+        in a row after which a reward without a score is an error; 0: never.
+        """
+        if scored:
+            self.epochs.pop(name, None)
+        if scored or not meant:
+            return None
+        count = self.epochs[name] = self.epochs.get(name, 0) + 1
+        told = f"reward {name} gave no score for any of the {meant} pictures it is meant for"
+        if stop_after and count >= stop_after:
+            raise RewardError(
+                f"{told}, {count} epochs in a row: it trains nothing. Mend it, restrict it to its "
+                "prompts with `sources`, or set rewards.silent_epochs=0 to go on regardless"
+            )
+        after = f"; the run stops after {stop_after} such epochs in a row" if stop_after else ""
+        return f"{told} (epochs in a row: {count}): it trains nothing{after}"
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.epochs)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epochs = dict(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -30,6 +31,14 @@ class Refused(RewardError):
 
 class WrongAnswer(ValueError):
     """The server answered, but not with what was asked for."""
+
+
+class TryLater(Exception):
+    """An attempt failed in a way that another one may not; `after`: seconds the server asks for."""
+
+    def __init__(self, message: str, after: float | None = None) -> None:
+        super().__init__(message)
+        self.after = after
 
 
 @dataclass(frozen=True)
@@ -65,27 +74,32 @@ class Endpoint:
         for attempt in range(self.retries + 1):
             wait: float | None = None
             try:
-                return read(self._once(path, body, until))
+                return read(self.once(path, body, until))
             except Refused:
                 raise
-            except _TryLater as later:
+            except TryLater as later:
                 cause, wait = str(later), later.after
             except WrongAnswer as wrong:
                 cause = str(wrong)
             if attempt == self.retries:
                 break
-            pause = min(self.longest, self.first * 2**attempt) * random.uniform(0.5, 1.5)
-            pause = max(pause, min(wait or 0.0, self.longest))
+            pause = self.pause(attempt, wait)
             if time.monotonic() + pause >= until:
                 raise RewardError(f"{self.url}: no answer within {self.deadline_s:g} s ({cause})")
             self.sleep(pause)
         raise RewardError(f"{self.url}: gave up after {self.retries + 1} attempts ({cause})")
 
-    def _once(self, path: str, body: bytes, until: float) -> Any:
+    def pause(self, failures: int, wait: float | None) -> float:
+        """Seconds to leave the server alone after so many failures before this one."""
+        pause = min(self.longest, self.first * 2**failures) * random.uniform(0.5, 1.5)
+        return max(pause, min(wait or 0.0, self.longest))
+
+    def once(self, path: str, body: bytes, until: float) -> Any:
+        """One attempt; `TryLater` where another one may succeed."""
         httpx = _httpx()
         left = until - time.monotonic()
         if left <= 0:
-            raise _TryLater("the deadline has passed")
+            raise TryLater("the deadline has passed")
         headers = {"content-type": "application/json", "accept": "application/json"}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -93,16 +107,16 @@ class Endpoint:
         outside = urlsplit(self.url).hostname not in LOOPBACK
         try:
             with (
-                httpx.Client(timeout=left, trust_env=outside) as client,
+                httpx.Client(timeout=left, trust_env=outside, verify=_tls()) as client,
                 client.stream(
                     "POST", self.url.rstrip("/") + path, content=body, headers=headers
                 ) as answer,
             ):
                 content = self._content(answer, until)
         except httpx.TimeoutException:
-            raise _TryLater("it did not answer in time") from None
+            raise TryLater("it did not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _TryLater(f"{type(error).__name__}: {error}") from None
+            raise TryLater(f"{type(error).__name__}: {error}") from None
         return self._parsed(answer, content)
 
     def _content(self, answer: Any, until: float) -> bytes:
@@ -110,16 +124,16 @@ class Endpoint:
         for chunk in answer.iter_bytes():
             content += chunk
             if len(content) > self.max_answer_bytes:
-                raise _TryLater(f"its answer is longer than {self.max_answer_bytes} bytes")
+                raise TryLater(f"its answer is longer than {self.max_answer_bytes} bytes")
             if time.monotonic() > until:
-                raise _TryLater("its answer trickles in too slowly")
+                raise TryLater("its answer trickles in too slowly")
         return bytes(content)
 
     def _parsed(self, answer: Any, content: bytes) -> Any:
         if answer.status_code in PASSING:
             after = answer.headers.get("retry-after", "")
             told = f"status {answer.status_code}: {_said(content)}"
-            raise _TryLater(told, float(after) if after.isdigit() else None)
+            raise TryLater(told, float(after) if after.isdigit() else None)
         if answer.status_code != 200:
             raise Refused(
                 answer.status_code,
@@ -136,12 +150,6 @@ class Endpoint:
 def key_from(variable: str | None) -> str | None:
     """The API key in an environment variable; None where no variable is named or it is empty."""
     return (os.environ.get(variable) or None) if variable else None
-
-
-class _TryLater(Exception):
-    def __init__(self, message: str, after: float | None = None) -> None:
-        super().__init__(message)
-        self.after = after
 
 
 def _no_constant(name: str) -> float:
@@ -168,13 +176,19 @@ def _httpx() -> Any:
     return httpx
 
 
+@functools.cache
+def _tls() -> Any:
+    """Certificates take longer to read than a request to make: once for all clients."""
+    return _httpx().create_ssl_context()
+
+
 def get_json(url: str, path: str, timeout_s: float = 3.0) -> dict[str, Any]:
     """One quick look at a server, without retries: for checks before a run."""
     Endpoint(url)  # refuses what is no address
     httpx = _httpx()
     outside = urlsplit(url).hostname not in LOOPBACK
     try:
-        with httpx.Client(timeout=timeout_s, trust_env=outside) as client:
+        with httpx.Client(timeout=timeout_s, trust_env=outside, verify=_tls()) as client:
             answer = client.get(url.rstrip("/") + path)
         told = answer.json() if answer.status_code == 200 else None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

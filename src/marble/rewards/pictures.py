@@ -14,6 +14,7 @@ from PIL import Image
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_PIXELS = 4096 * 4096
+MAX_ASPECT = 32
 
 
 class BadPicture(ValueError):
@@ -28,10 +29,10 @@ def to_png(image: torch.Tensor) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def from_png(text: str, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
-    """base64 of a PNG → uint8 [3, H, W]. The size is read from the header before any decoding."""
+def png_size(text: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Width and height by the header, without decoding; refuses what no reward could look at."""
     try:
-        raw = base64.b64decode(text, validate=True)
+        raw = base64.b64decode(text[:32], validate=True)
     except (binascii.Error, ValueError):
         raise BadPicture("not base64") from None
     if not raw.startswith(SIGNATURE) or len(raw) < 24:
@@ -39,10 +40,31 @@ def from_png(text: str, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
     width, height = struct.unpack(">II", raw[16:24])  # of the header chunk, always the first
     if width * height > max_pixels:
         raise BadPicture(f"{width} × {height} pixels; at most {max_pixels} are taken")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        # Rewards scale the shorter side up to what their model takes.
+        raise BadPicture(f"{width} × {height} pixels; a side may be {MAX_ASPECT} times the other")
+    return width, height
+
+
+def from_png(text: str, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+    """base64 of a PNG → uint8 [3, H, W]. The size is read from the header before any decoding."""
+    png_size(text, max_pixels)
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadPicture("not base64") from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            array = np.array(Image.open(io.BytesIO(raw), formats=["PNG"]).convert("RGB"))
+            array = _rgb(Image.open(io.BytesIO(raw), formats=["PNG"]))
     except Exception as error:  # a damaged file can make the decoder raise anything
         raise BadPicture(f"damaged PNG ({type(error).__name__})") from None
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    """uint8 [H, W, 3]. Of 16 bits the upper 8 count; Pillow does so for colour, but clips grey."""
+    if image.mode.startswith("I"):
+        grey = np.array(image, dtype=np.int64) >> 8
+        return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
+    return np.array(image.convert("RGB"))

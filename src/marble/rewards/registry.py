@@ -7,7 +7,8 @@ import functools
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.rewards.base import Reward, RewardLike, as_reward
+from marble.rewards.guard import contained, said
 from marble.rewards.options import construct
 from marble.rewards.weights import studio_folder
 
@@ -52,6 +54,14 @@ REGISTRY: dict[str, Entry] = {
         f"{_HERE}.unifiedreward:UnifiedReward", "a vision-language judge behind a server"
     ),
     "remote": Entry(f"{_HERE}.remote:Remote", "a reward of a `marble serve` elsewhere"),
+    "diversity": Entry(
+        f"{_HERE}.diversity:Diversity", "how much a prompt's pictures differ (CLIP-L, or pixels)"
+    ),
+    "studio-diversity": Entry(
+        f"{_HERE}.diversity:Diversity",
+        "how much a prompt's pictures differ, studio model",
+        _studio("clip"),
+    ),
     "studio-clip": Entry(
         f"{_HERE}.clipscore:CLIPScore", "agreement with the prompt, studio model", _studio("clip")
     ),
@@ -80,16 +90,30 @@ def names() -> list[str]:
     return sorted(REGISTRY)
 
 
-def load(reward: str, /, *, sources: Iterable[str] | None = None, **options: Any) -> RewardLike:
+def load(
+    reward: str,
+    /,
+    *,
+    sources: Iterable[str] | None = None,
+    isolate: bool | float = False,
+    **options: Any,
+) -> RewardLike:
     """A reward by registry name, ``package.module:callable`` or ``file.py:callable``.
 
     ``options`` go to its constructor (``device`` and ``name`` always work). ``sources`` restricts
-    it to prompts of those sources.
+    it to prompts of those sources. ``isolate`` puts it into a process of its own, with at most that
+    many GB of main memory (True: half of the machine's).
 
     >>> load("ocr", engine="ppocr-rec", sources=["ocr"])  # doctest: +SKIP
     """
     built: Any
-    if ":" in reward:
+    if isolate:
+        from marble.rewards.isolated import Isolated
+
+        if ":" not in reward:
+            _entry(reward)  # an unknown name costs no process
+        built = Isolated(reward, options, memory_gb=None if isolate is True else float(isolate))
+    elif ":" in reward:
         built = _load_own(reward, options)
     else:
         entry = _entry(reward)
@@ -108,8 +132,21 @@ def check(reward: str, /, **options: Any) -> str:
         entry = _entry(reward)
         target, options = _resolve(entry.target), {**entry.options(), **options}
     if inspect.isclass(target) and issubclass(target, Reward):
-        return target.check(**options)
+        with _one_line(reward):
+            return target.check(**options)
     return f"your {reward}"
+
+
+@contextmanager
+def _one_line(reward: str) -> Iterator[None]:
+    """Whatever a user's code raises outside scoring, as one line that names the reward."""
+    try:
+        with contained():
+            yield
+    except MarbleError:
+        raise
+    except Exception as error:
+        raise MarbleError(f"reward {reward}: {said(error)}") from error
 
 
 def _entry(reward: str) -> Entry:
@@ -126,29 +163,40 @@ def _entry(reward: str) -> Entry:
 def _load_own(reward: str, options: dict[str, Any]) -> RewardLike:
     target = _resolve(reward)
     device, name = options.pop("device", None), options.pop("name", None)
-    if inspect.isclass(target):
-        target = construct(target, options, f"reward {reward}")
-    elif options:
-        target = functools.partial(target, **options)
-    built = as_reward(target, name or reward.rsplit(":", 1)[1])
-    return built if device is None else built.to(device)
+    with _one_line(reward):
+        if inspect.isclass(target):
+            target = construct(target, options, f"reward {reward}")
+        elif options:
+            target = functools.partial(target, **options)
+        built = as_reward(target, name or reward.rsplit(":", 1)[1])
+        return built if device is None else built.to(device)
 
 
 def _resolve(target: str) -> Any:
     place, _, attribute = target.rpartition(":")
-    try:
-        module = (
-            _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    if not place or not attribute:
+        raise MarbleError(
+            f"reward {target!r}: name your own as package.module:callable or file.py:callable"
         )
-    except ModuleNotFoundError as error:
-        extra = f'; install it, e.g. with pip install "marble-rl[rewards]" ({error.name})'
-        raise MarbleError(f"reward {target}: cannot import {place}: {error}{extra}") from error
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place, target)
     try:
         return getattr(module, attribute)
     except AttributeError:
         near = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise MarbleError(f"reward {target}: {place} has no {attribute!r}{hint}") from None
+
+
+def _from_package(place: str, target: str) -> ModuleType:
+    try:
+        with _one_line(target):
+            return importlib.import_module(place)
+    except MarbleError as error:
+        if not isinstance(error.__cause__, ModuleNotFoundError):
+            raise
+        missing = error.__cause__
+        extra = f'; install it, e.g. with pip install "marble-rl[rewards]" ({missing.name})'
+        raise MarbleError(f"reward {target}: cannot import {place}: {missing}{extra}") from missing
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -158,7 +206,8 @@ def _from_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with contained():
+            spec.loader.exec_module(module)
     except Exception as error:
-        raise MarbleError(f"reward file {path}: {type(error).__name__}: {error}") from error
+        raise MarbleError(f"reward file {path}: {said(error)}") from error
     return module

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,12 @@ import numpy as np
 import torch
 
 from marble.errors import MarbleError, RewardError
-from marble.rewards.base import Metadata, RewardLike, as_reward
-from marble.rewards.health import HealthWatch
+from marble.rewards.base import Metadata, Reward, RewardLike, as_reward, scope_of
+from marble.rewards.calling import Caller, Handout, TooLate, copied, remaining
+from marble.rewards.groups import WrongLength, accompanied, members
+from marble.rewards.guard import as_failure, contained, said
+from marble.rewards.health import HealthWatch, Silence
+from marble.rewards.isolated import Gone, Isolated
 
 
 @dataclass
@@ -58,62 +61,108 @@ class RewardSet:
         self.on_error, self.deadline_s = on_error, deadline_s
         self.outcomes: dict[str, Outcome] = {}
         self.skipped = dict.fromkeys(self.names, 0)
+        self.silence = Silence()
         self._watches = (
             {r.name: HealthWatch(r.name, r.range) for r in self.rewards} if watch else {}
         )
         self._warnings: list[str] = []
+        self._told: set[str] = set()
+        self._caller = Caller(self._tell_once)
 
     def __len__(self) -> int:
         return len(self.rewards)
 
+    @property
+    def compares(self) -> list[str]:
+        """Rewards that look at a prompt's pictures together: a batch must not split a group."""
+        return [reward.name for reward in self.rewards if scope_of(reward) != "picture"]
+
     def score(
-        self, images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Metadata]
+        self,
+        images: torch.Tensor,
+        prompts: Sequence[str],
+        metadata: Sequence[Metadata],
+        groups: Sequence[Hashable] | None = None,
     ) -> np.ndarray:
-        """float64 ``[K, n]``; NaN exactly where a reward does not apply or was skipped."""
-        _check_batch(images, prompts, metadata)
-        metadata = [{**meta, "prompt": prompt} for meta, prompt in zip(metadata, prompts)]
+        """float64 ``[K, n]``; NaN exactly where a reward does not apply or was skipped.
+
+        ``groups`` says which pictures belong together, for rewards that compare; without it, those
+        of the same prompt do.
+        """
+        groups = list(prompts) if groups is None else list(groups)
+        _check_batch(images, prompts, metadata, groups)
         scores = np.full((len(self.rewards), len(prompts)), np.nan)
-        parts: dict[bytes, torch.Tensor] = {}
+        handout = Handout(images)
         for k, reward in enumerate(self.rewards):
             began = time.perf_counter()
-            applies = np.array([applicable(reward, meta) for meta in metadata], dtype=bool)
-            outcome = self.outcomes[reward.name] = Outcome(applicable=int(applies.sum()))
+            # A copy for each reward: what one writes into it is no concern of the next.
+            metas: list[Metadata] = [{**copied(m), "prompt": p} for m, p in zip(metadata, prompts)]
+            outcome = self.outcomes[reward.name] = Outcome()
+            applies = self._applies(reward, prompts, metas, groups, outcome)
             if applies.any():
-                # Rewards that look at the same pictures get the same tensor, so that a shared
-                # encoder can recognise it and run once.
-                part = parts.setdefault(applies.tobytes(), _take_images(images, applies))
-                chosen = np.flatnonzero(applies)
-                texts = [prompts[int(i)] for i in chosen]
-                metas = [metadata[int(i)] for i in chosen]
-                scores[k, applies] = self._score_one(reward, part, texts, metas, outcome)
+                chosen = [int(i) for i in np.flatnonzero(applies)]
+                task = _Task(
+                    reward,
+                    [prompts[i] for i in chosen],
+                    [metas[i] for i in chosen],
+                    [groups[i] for i in chosen],
+                    handout,
+                    applies,
+                )
+                scores[k, applies] = self._score_one(task, outcome)
+                if handout.was_changed(applies):
+                    self._tell_once(reward.name, _WRITES)
             outcome.seconds = time.perf_counter() - began
             self.skipped[reward.name] += outcome.skipped
+            if isinstance(reward, Reward):
+                self._warnings += [f"reward {reward.name}: {note}" for note in reward.take_notes()]
             if reward.name in self._watches:
                 finite = scores[k][np.isfinite(scores[k])]
                 self._warnings += self._watches[reward.name].feed(finite)
         return scores
 
-    def _score_one(
+    def _applies(
         self,
         reward: RewardLike,
-        images: torch.Tensor,
-        prompts: list[str],
+        prompts: Sequence[str],
         metadata: list[Metadata],
+        groups: Sequence[Hashable],
         outcome: Outcome,
     ) -> np.ndarray:
+        applies = np.zeros(len(prompts), dtype=bool)
+        bad = np.zeros(len(prompts), dtype=bool)
+        cause = ""
+        with contained(lambda text: self._tell_once(reward.name, text)):
+            for i, meta in enumerate(metadata):
+                try:
+                    applies[i] = applicable(reward, meta)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
+                    bad[i], cause = True, f"{said(as_failure(error))} (in applies)"
+                    if self.on_error == "stop":
+                        raise RewardError(_message(reward.name, prompts[i], cause)) from error
+        if scope_of(reward) != "picture":
+            applies = accompanied(groups, applies)
+        outcome.applicable = int(applies.sum()) + int(bad.sum())
+        if bad.any():
+            self._skip_or_stop(reward, list(prompts), np.zeros(len(bad)), cause, outcome, bad)
+        return applies
+
+    def _score_one(self, task: _Task, outcome: Outcome) -> np.ndarray:
+        reward, prompts = task.reward, task.prompts
         until = None if self.deadline_s is None else time.monotonic() + self.deadline_s
         blank = np.full(len(prompts), np.nan)
         try:
-            values = _call(reward, images, prompts, metadata, until)
-        except _TooLate:
+            values = task.ask(self._caller, remaining(until))
+        except TooLate:
+            task.handout.drop(task.applies)  # it may still be writing into this one
             cause = f"no answer within {self.deadline_s:g} s"
-            return self._skip_or_stop(
-                reward, prompts, np.full(len(prompts), np.nan), cause, outcome
-            )
-        except _WrongLength as error:
+            return self._skip_or_stop(reward, prompts, blank, cause, outcome)
+        except (WrongLength, Gone) as error:
             return self._skip_or_stop(reward, prompts, blank, str(error), outcome)
         except Exception as error:
-            return self._one_by_one(reward, images, prompts, metadata, until, error, outcome)
+            return self._one_by_one(task, until, error, outcome)
         bad = _not_scores(reward, values)
         if bad.any():
             cause = f"returned {values[bad][0]}"
@@ -122,33 +171,31 @@ class RewardSet:
         return values
 
     def _one_by_one(
-        self,
-        reward: RewardLike,
-        images: torch.Tensor,
-        prompts: list[str],
-        metadata: list[Metadata],
-        until: float | None,
-        error: Exception,
-        outcome: Outcome,
+        self, task: _Task, until: float | None, error: Exception, outcome: Outcome
     ) -> np.ndarray:
-        """After a failed batch: find the sample at fault, or score those that can be scored."""
-        values, failed, cause = np.full(len(prompts), np.nan), 0, _said(error)
+        """After a failed batch: find the sample (or group) at fault, or score those that can be."""
+        reward, prompts = task.reward, task.prompts
+        if task.handout.was_changed(task.applies):
+            self._tell_once(reward.name, _WRITES)
+        values, failed, cause = np.full(len(prompts), np.nan), 0, said(error)
         bad = np.ones(len(prompts), dtype=bool)
-        for i in range(len(prompts)):
-            one = slice(i, i + 1)
+        for rows in task.units():
             try:
-                value = _call(reward, images[one], prompts[one], metadata[one], until)
+                value = task.ask(self._caller, remaining(until), rows)
                 if _not_scores(reward, value).any():
-                    raise ValueError(f"returned {value[0]}")
-                values[i], bad[i], failed = value[0], False, 0
+                    raise ValueError(f"returned {value[_not_scores(reward, value)][0]}")
+                values[rows], bad[rows], failed = value, False, 0
             except Exception as single:
-                failed, cause = failed + 1, _said(single)
+                failed, cause = failed + 1, said(single)
+                if isinstance(single, TooLate):
+                    task.handout.drop(task.applies)
+                    cause = f"no answer within {self.deadline_s:g} s"
                 if self.on_error == "stop":
-                    raise RewardError(_message(reward.name, prompts[i], cause)) from single
+                    raise RewardError(_message(reward.name, prompts[rows[0]], cause)) from single
             if failed == 3:  # not this sample's fault: leave the rest, do not ask a dead reward
                 break
         if self.on_error == "stop":  # alone, every sample passes: the batch is what failed
-            cause = f"{_said(error)} (on {len(prompts)} pictures at once)"
+            cause = f"{said(error)} (on {len(prompts)} pictures at once)"
             raise RewardError(_message(reward.name, prompts[0], cause)) from error
         return self._skip_or_stop(reward, prompts, values, cause, outcome, bad)
 
@@ -164,46 +211,110 @@ class RewardSet:
         bad = np.isnan(values) if bad is None else bad
         if self.on_error == "stop":
             raise RewardError(_message(reward.name, prompts[int(np.argmax(bad))], cause))
-        outcome.skipped, outcome.cause = int(bad.sum()), cause
-        if outcome.skipped:
+        skipped = int(bad.sum())
+        outcome.skipped, outcome.cause = outcome.skipped + skipped, cause
+        if skipped:
             self._warnings.append(
-                f"reward {reward.name}: skipped {outcome.skipped} of {len(prompts)}: {cause}"
+                f"reward {reward.name}: skipped {skipped} of {len(prompts)}: {cause}"
             )
         return values
 
+    def _tell_once(self, name: str, text: str) -> None:
+        line = f"reward {name}: {text}"
+        if line not in self._told:
+            self._told.add(line)
+            self._warnings.append(line)
+
+    def note(self, line: str) -> None:
+        """Something about these rewards that the user should read, found elsewhere."""
+        self._warnings.append(line)
+
     def warnings(self) -> list[str]:
         """What was found since the last call; empties the list."""
-        found, self._warnings = self._warnings, []
+        found = list(self._warnings)
+        self._warnings.clear()
         return found
 
-    def unwatched(self) -> RewardSet:
-        """The same rewards and counts, for pictures that say nothing about a reward's health."""
+    def unwatched(self, names: Sequence[str] | None = None) -> RewardSet:
+        """The same rewards and counts, for pictures that say nothing about a reward's health.
+
+        ``names``: only those of them.
+        """
         other = copy.copy(self)
         other._watches = {}
+        if names is not None:
+            other.rewards = [r for r in self.rewards if r.name in names]
+            other.names = [r.name for r in other.rewards]
         return other
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._watches)
 
     def to(self, device: str | torch.device) -> RewardSet:
         self.rewards = [reward.to(device) for reward in self.rewards]
         return self
 
+    def close(self) -> None:
+        """Ends the processes of rewards that have one."""
+        for reward in self.rewards:
+            if isinstance(reward, Isolated):
+                reward.close()
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-friendly: skip counts and the health watch, for exact resume."""
         watches = {name: watch.state_dict() for name, watch in self._watches.items()}
-        return {"skipped": dict(self.skipped), "watches": watches}
+        silence = self.silence.state_dict()
+        return {"skipped": dict(self.skipped), "watches": watches, "silence": silence}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.skipped.update(state["skipped"])
+        self.silence.load_state_dict(state.get("silence", {}))
         for name, watch in state["watches"].items():
             if name in self._watches:
                 self._watches[name].load_state_dict(watch)
 
 
-class _TooLate(Exception):
-    pass
+@dataclass(frozen=True)
+class _Task:
+    """The part of a batch that a reward applies to."""
+
+    reward: RewardLike
+    prompts: list[str]
+    metadata: list[Metadata]
+    groups: list[Hashable]
+    handout: Handout
+    applies: np.ndarray
+
+    def units(self) -> list[list[int]]:
+        """What can be scored by itself: a picture, or all those of a prompt."""
+        if scope_of(self.reward) == "picture":
+            return [[i] for i in range(len(self.prompts))]
+        return members(self.groups)
+
+    def ask(
+        self, caller: Caller, seconds: float | None, rows: list[int] | None = None
+    ) -> np.ndarray:
+        """Its scores of these rows (default: all), given copies of everything."""
+        images = self.handout.take(self.applies)
+        if rows is None:
+            rows = list(range(len(self.prompts)))
+        else:
+            images = images[rows]
+        return caller.call(
+            self.reward,
+            images,
+            [self.prompts[i] for i in rows],
+            [copied(self.metadata[i]) for i in rows],
+            [self.groups[i] for i in rows],
+            seconds,
+        )
 
 
-class _WrongLength(Exception):
-    pass
+_WRITES = (
+    "writes into the pictures it is given; the other rewards still see them as drawn. "
+    "Let it work on a copy (images.clone())"
+)
 
 
 def applicable(reward: RewardLike, metadata: Metadata) -> bool:
@@ -220,69 +331,18 @@ def _not_scores(reward: RewardLike, values: np.ndarray) -> np.ndarray:
     return bad & ~np.isnan(values) if getattr(reward, "may_abstain", False) else bad
 
 
-def _call(
-    reward: RewardLike,
-    images: torch.Tensor,
-    prompts: list[str],
-    metadata: list[Metadata],
-    until: float | None,
-) -> np.ndarray:
-    if until is None:
-        raw = reward.score(images, prompts, metadata)
-    else:
-        raw = _within(until, lambda: reward.score(images, prompts, metadata))
-    if isinstance(raw, torch.Tensor):
-        raw = raw.detach().double().cpu().numpy()
-    if not isinstance(raw, np.ndarray):
-        raw = [np.nan if value is None else value for value in raw]
-    values = np.array(raw, dtype=np.float64)
-    if values.shape != (len(prompts),):
-        raise _WrongLength(f"returned shape {values.shape} for {len(prompts)} pictures")
-    return values
-
-
-def _within(until: float, work: Callable[[], Any]) -> Any:
-    """Run ``work`` in a thread and wait until the deadline; a late answer is thrown away.
-
-    The thread is a daemon: a reward that hangs for ever must not keep the process alive.
-    """
-    box: list[Any] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            box.append(work())
-        except BaseException as caught:  # handed to the waiting thread
-            error.append(caught)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(max(0.0, until - time.monotonic()))
-    if error:
-        raise error[0]
-    if not box:
-        raise _TooLate
-    return box[0]
-
-
-def _check_batch(images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any]) -> None:
+def _check_batch(
+    images: torch.Tensor, prompts: Sequence[str], metadata: Sequence[Any], groups: Sequence[Any]
+) -> None:
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise MarbleError(
             f"rewards take uint8 pictures [n, 3, H, W], not {images.dtype} {tuple(images.shape)}"
         )
-    if not len(images) == len(prompts) == len(metadata):
+    if not len(images) == len(prompts) == len(metadata) == len(groups):
         raise MarbleError(
-            f"{len(images)} pictures, {len(prompts)} prompts and {len(metadata)} metadata: "
-            "one of each a sample"
+            f"{len(images)} pictures, {len(prompts)} prompts, {len(metadata)} metadata and "
+            f"{len(groups)} groups: one of each a sample"
         )
-
-
-def _take_images(images: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
-    return images if mask.all() else images[torch.from_numpy(mask).to(images.device)]
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _message(name: str, prompt: str, cause: str) -> str:

@@ -8,19 +8,33 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 import marble
 from marble.rewards.base import RewardLike
-from marble.serve.batcher import Batcher
-from marble.serve.requests import Refusal, check_key, parse_items, read_body
+from marble.rewards.guard import said
+from marble.serve.batcher import Batcher, Item
+from marble.serve.budget import Budget
+from marble.serve.refusal import Refusal
+from marble.serve.requests import (
+    check_groups,
+    check_key,
+    decode_items,
+    parse_body,
+    pixel_bytes,
+    read_body,
+)
 from marble.serve.settings import Settings
 
 
 def make_app(rewards: Sequence[RewardLike], settings: Settings) -> FastAPI:
     """The application that serves `rewards` by their names."""
-    batchers = {r.name: Batcher(r, settings.batch_size, settings.gather_s) for r in rewards}
-    busy = _Busy(settings.max_requests)
+    batchers = {
+        r.name: Batcher(r, settings.batch_size, settings.gather_s, settings.deadline_s)
+        for r in rewards
+    }
+    busy, budget = _Busy(settings.max_requests), Budget(settings.max_memory_bytes)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -36,12 +50,17 @@ def make_app(rewards: Sequence[RewardLike], settings: Settings) -> FastAPI:
     async def refuse(request: Request, refusal: Refusal) -> JSONResponse:
         return JSONResponse({"error": refusal.message}, refusal.status, refusal.headers)
 
+    @app.exception_handler(ClientDisconnect)
+    async def hung_up(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # which nobody reads
+
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {
             "status": "ok",
             "version": marble.__version__,
             "rewards": list(batchers),
+            "compare": [name for name, batcher in batchers.items() if batcher.compares],
             "requests": busy.count,
         }
 
@@ -55,21 +74,43 @@ def make_app(rewards: Sequence[RewardLike], settings: Settings) -> FastAPI:
         check_key(request, settings)
         if name not in batchers:
             raise Refusal(404, f"no reward {name!r} here; there are {', '.join(batchers)}")
-        with busy:
-            body = await read_body(request, settings)
-            # Decoding PNGs takes long enough to hold up every other request.
-            items = await asyncio.to_thread(parse_items, body, settings)
-            del body
-            try:
-                async with asyncio.timeout(settings.deadline_s):
-                    scores = await batchers[name].submit(items)
-            except TimeoutError:
-                raise Refusal(504, f"no score within {settings.deadline_s:g} s") from None
-            except Exception as error:
-                raise Refusal(500, f"{type(error).__name__}: {error}") from error
+        with budget.share() as share:
+            body = await read_body(request, settings, share)
+            with busy:
+                # Decoding takes long enough to hold up every other request.
+                entries = await asyncio.to_thread(parse_body, body, settings)
+                del body
+                share.take(pixel_bytes(entries, settings))
+                items = await asyncio.to_thread(decode_items, entries, settings)
+                del entries
+                if batchers[name].compares:
+                    check_groups(items)
+                scores = await _answered(request, batchers[name], items, settings.deadline_s)
         return {"reward": name, "scores": scores}
 
     return app
+
+
+async def _answered(
+    request: Request, batcher: Batcher, items: list[Item], deadline_s: float
+) -> list[float | None]:
+    """The scores, unless the client hangs up or the deadline passes; then the job is cancelled."""
+    scored = asyncio.ensure_future(batcher.submit(items))
+    left = asyncio.ensure_future(request.receive())  # the body is read: only a hang-up can come
+    try:
+        await asyncio.wait({scored, left}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if scored.done():
+            return scored.result()
+        if left.done():
+            raise ClientDisconnect
+        raise Refusal(504, f"no score within {deadline_s:g} s")
+    except (Refusal, ClientDisconnect):
+        raise
+    except Exception as error:
+        raise Refusal(500, said(error)) from error
+    finally:
+        scored.cancel()
+        left.cancel()
 
 
 class _Busy:

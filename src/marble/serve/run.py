@@ -9,6 +9,11 @@ from marble.errors import MarbleError
 from marble.rewards import RewardSet, load
 from marble.serve.settings import Settings
 
+BACKLOG = 128
+"""Connections that the kernel keeps waiting; so many may be taken in before one is looked at."""
+RESERVED_FILES = BACKLOG + 128
+"""Files left for everything but admitted connections."""
+
 
 def serve(
     rewards: Sequence[str],
@@ -18,7 +23,7 @@ def serve(
 ) -> None:
     """Loads the rewards and answers requests until interrupted."""
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
         from marble.serve.app import make_app
     except ImportError as error:
@@ -30,17 +35,51 @@ def serve(
     unknown = [name for name in options if name not in rewards]
     if unknown:
         raise MarbleError(f"options for {unknown[0]}, which is not among {', '.join(rewards)}")
-    loaded = RewardSet([load(name, **options.get(name, {})) for name in rewards]).rewards
-    if device is not None:
-        loaded = [reward.to(device) for reward in loaded]
-    app = make_app(loaded, settings)
-    config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, log_level="info", access_log=False
+    where = {} if device is None else {"device": device}
+    loaded = RewardSet(
+        [load(name, isolate=settings.isolate, **where, **options.get(name, {})) for name in rewards]
     )
-    server = uvicorn.Server(config)
     try:
-        server.run()
+        make_server(make_app(loaded.rewards, settings), settings).run()
     except SystemExit:  # uvicorn has said why, e.g. that the port is taken
         raise MarbleError(
             f"cannot listen on {settings.host}:{settings.port}; choose another --port"
         ) from None
+    finally:
+        loaded.close()
+
+
+def make_server(app: Any, settings: Settings, **options: Any) -> Any:
+    """A uvicorn server with limits on connections, their heads and the log; not started."""
+    import uvicorn
+
+    from marble.serve.door import Door
+    from marble.serve.sparing import spare_the_log
+
+    most = min(settings.max_connections, _files() - RESERVED_FILES)
+    door = Door(max(1, most), settings.max_per_address, settings.head_s)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=door.protocol(),
+        ws="none",
+        backlog=BACKLOG,
+        access_log=False,
+        timeout_graceful_shutdown=10,
+        **{"log_level": "info", **options},
+    )
+    spare_the_log()
+    return uvicorn.Server(config)
+
+
+def _files() -> int:
+    """How many files this process may have open, after asking for as many as connections take."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft

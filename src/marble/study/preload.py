@@ -8,15 +8,13 @@ from importlib import import_module
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 with suppress(ImportError):  # what is really missing is told by the run that needs it
-    from marble.models.quiet import quiet
+    from marble.models.registry import import_pipelines
 
-    with quiet():
-        from diffusers import StableDiffusion3Pipeline  # noqa: F401  (comes lazily otherwise)
+    import_pipelines("studio")
 
 for name in (
     "marble.cli.train",
     "marble.training.run",
-    "marble.models.sd3",
     "onnxruntime",
     "torch.utils.tensorboard",
 ):

@@ -16,12 +16,13 @@ import torch
 from marble.data import Sample
 from marble.errors import MarbleError
 from marble.models.base import Adapter
+from marble.models.build import build_adapter
 from marble.models.conditioning import PromptCache
-from marble.models.folder import find_model
+from marble.models.fetch import find_model
 from marble.recipe import Recipe, load_recipe
 from marble.rewards import RewardSet
 from marble.training.processes import Processes
-from marble.training.setup import build_adapter, build_rewards, check, evaluation_samples
+from marble.training.setup import build_rewards, check, evaluation_samples
 
 # Nothing of marble in it: this is what anyone with diffusers waits for.
 OPEN = """

@@ -57,7 +57,10 @@ def _drawn(recipe: Recipe) -> dict[str, Any]:
     rewards = recipe.rewards
     return {
         "model": model.model_dump(
-            include={"path", "revision", "dtype", "resolution", "max_sequence_length"}
+            include={
+                *("path", "revision", "family", "options"),
+                *("dtype", "resolution", "max_sequence_length"),
+            }
         ),
         "precision": recipe.train.precision,
         "prompts": [

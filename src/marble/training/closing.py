@@ -92,8 +92,8 @@ def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
         *_loading(recipe),
         "```",
         "",
-        "Only the transformer was trained; diffusers notes while loading that there is nothing for "
-        "the text encoders.",
+        "Only the transformer was trained; diffusers may note while loading that there is nothing "
+        "for the text encoders.",
         "",
     ]
     if found is not None:
@@ -119,19 +119,21 @@ def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
 
 def _loading(recipe: Recipe) -> list[str]:
     """Python that loads and draws, with the settings of the evaluation."""
-    model, settings = recipe.model, recipe.eval
-    imports, where = ["from diffusers import StableDiffusion3Pipeline"], f'"{model.path}"'
-    if model.path == "studio":
+    from marble.models.build import stock_call
+
+    try:
+        pipeline, call = stock_call(recipe)
+    except MarbleError as error:  # moved since, or no pipeline at all: the card is written anyway
+        return [f"# {error}"]
+    imports, where = [f"from diffusers import {pipeline}"], f'"{recipe.model.path}"'
+    if recipe.model.path == "studio":
         imports = ["from importlib.resources import files", "", *imports]
         where = 'files("marble") / "studio/assets/pipeline"'
-    options = [f"num_inference_steps={settings.steps or recipe.rollout.steps}"]
-    options.append(f"guidance_scale={settings.guidance or recipe.rollout.guidance:g}")
-    if model.max_sequence_length is not None:
-        options.append(f"max_sequence_length={model.max_sequence_length}")
+    options = [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v!r}" for k, v in call.items()]
     return [
         *imports,
         "",
-        f"pipe = StableDiffusion3Pipeline.from_pretrained({where})",
+        f"pipe = {pipeline}.from_pretrained({where})",
         'pipe.load_lora_weights("path/to/this/folder")',
         f'pipe("your prompt", {", ".join(options)}).images[0].save("picture.png")',
     ]

@@ -15,9 +15,12 @@ from marble.data import Sample
 from marble.evaluation import geneval_record, summarise
 from marble.models.base import Adapter
 from marble.recipe import Recipe
-from marble.rewards import RewardSet
+from marble.rewards import RewardLike, RewardSet
+from marble.rewards.guard import contained
+from marble.rewards.set import applicable
+from marble.training.dealing import batches, shares
 from marble.training.processes import Processes
-from marble.training.rollout import make_rollout
+from marble.training.rollout import described, make_rollout
 
 
 @dataclass
@@ -63,15 +66,41 @@ def evaluate_policy(
     started = time.perf_counter()
     sets = [r for r in rewards if r is not None]
     # With a sharded model all processes must draw equally often: a few samples are drawn twice.
-    even = [*samples, *samples[: -len(samples) % processes.size]]
-    table, images = processes.together(
-        lambda: _draw_and_score(adapter, sets, processes.mine(even), recipe, policy)
-    )
+    dealt = shares(samples, processes.size, whole_groups=any(r.compares for r in sets), even=True)
+    mine = [samples[i] for i in dealt[processes.rank]]
+    table, images = processes.together(lambda: _draw_and_score(adapter, sets, mine, recipe, policy))
     if processes.size > 1:
-        table, images = _collect(table, images, len(even), processes)
-        table, images = table[:, : len(samples)], images[: len(samples)]
+        table, images = _collect(table, images, dealt, len(samples), processes)
     names = [name for r in sets for name in r.names]
-    return Evaluation(list(samples), images, dict(zip(names, table)), time.perf_counter() - started)
+    scores = dict(zip(names, table))
+    for part in sets:
+        if part.watched and processes.is_main:
+            _tell_of_silence(part, samples, scores)
+    return Evaluation(list(samples), images, scores, time.perf_counter() - started)
+
+
+def _tell_of_silence(
+    rewards: RewardSet, samples: Sequence[Sample], scores: dict[str, np.ndarray]
+) -> None:
+    """A reward that scored none of the pictures it is meant for leaves a gap in every table."""
+    for reward in rewards.rewards:
+        meant = meant_for(reward, samples)
+        if meant and np.isnan(scores[reward.name]).all():
+            why = ""
+            if reward.name in rewards.compares and len({s.group for s in samples}) == len(samples):
+                why = ": it compares a prompt's pictures; set eval.images_per_prompt to 2 or more"
+            rewards.note(f"reward {reward.name} gave no score for any of {meant} pictures{why}")
+
+
+def meant_for(reward: RewardLike, samples: Sequence[Sample]) -> int:
+    """How many samples are of a reward's sources, and such that it says it applies."""
+    try:
+        with contained():
+            return sum(
+                applicable(reward, {**s.prompt.metadata, "prompt": s.prompt.text}) for s in samples
+            )
+    except Exception:  # scoring has told of it
+        return len(samples)
 
 
 def _draw_and_score(
@@ -93,27 +122,33 @@ def _draw_and_score(
         sde=rollout.sde,
     )
     tables = [mine.scores_Kn]
-    prompts = [s.prompt.text for s in mine.samples]
-    metadata = [dict(s.prompt.metadata) for s in mine.samples]
     for more in sets[1:]:  # in batches too: a reward's deadline is meant for one
         parts = [
-            more.score(mine.images[i : i + size], prompts[i : i + size], metadata[i : i + size])
-            for i in range(0, len(prompts), size)
+            more.score(mine.images[part], *described(mine.samples[part]))
+            for part in batches(mine.samples, size, whole_groups=bool(more.compares))
         ]
         tables.append(np.concatenate(parts, axis=1) if parts else np.zeros((len(more), 0)))
     return np.concatenate(tables), mine.images
 
 
 def _collect(
-    table: np.ndarray, images: Tensor, count: int, processes: Processes
+    table: np.ndarray,
+    images: Tensor,
+    dealt: list[list[int]],
+    count: int,
+    processes: Processes,
 ) -> tuple[np.ndarray, Tensor]:
-    """Undoes `Processes.mine`: rank r holds samples r, r + size, …"""
+    """Everyone's scores and pictures, back in the order of the samples."""
     whole = np.full((len(table), count), np.nan)
     pictures: Tensor | None = None
-    for rank, (part, drawn) in enumerate(processes.gather((table, images))):
-        whole[:, rank :: processes.size] = part
+    done: set[int] = set()
+    for rows, (part, drawn) in zip(dealt, processes.gather((table, images))):
+        first = [k for k, i in enumerate(rows) if i not in done]  # not those drawn a second time
+        done.update(rows)
+        at = [rows[k] for k in first]
+        whole[:, at] = part[:, first]
         if len(drawn):
             if pictures is None:
                 pictures = torch.zeros(count, *drawn.shape[1:], dtype=torch.uint8)
-            pictures[rank :: processes.size] = drawn
+            pictures[at] = drawn[first]
     return whole, pictures if pictures is not None else torch.zeros(0, dtype=torch.uint8)

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from marble.errors import MarbleError
 from marble.models import lora
 from marble.models.base import Adapter
+from marble.models.pipeline import blocks
 from marble.recipe import Recipe
 
 
@@ -45,19 +46,8 @@ def shard_base(adapter: Adapter, size: int) -> None:
     for parameter in whole:
         parameter.data = parameter.data.to(device)
     mesh = init_device_mesh(device.type, (size,))
-    for module in (*_blocks(model), model):
+    for module in (*blocks(model), model):
         fully_shard(module, mesh=mesh, ignored_params=whole)
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of the model's lists of layers: what repeats is where the weights are."""
-    return [
-        block
-        for part in model.children()
-        if isinstance(part, nn.ModuleList)
-        for block in part
-        if any(True for _ in block.parameters())
-    ]
 
 
 def held_here(model: nn.Module) -> int:

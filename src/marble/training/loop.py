@@ -20,14 +20,15 @@ from marble.models import lora
 from marble.recipe import Recipe
 from marble.training import random_state, state
 from marble.training.checkpoint import State
-from marble.training.evaluate import evaluate_policy
+from marble.training.dealing import shares
+from marble.training.evaluate import evaluate_policy, meant_for
 from marble.training.guard import Guard
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.processes import Processes
 from marble.training.rollout import Rollout, make_rollout
 from marble.training.rows import step_row
 from marble.training.setup import Parts
-from marble.training.twins import base_scores, choose
+from marble.training.twins import base_scores, choose, own_scores
 from marble.training.watch import Look, Watch
 
 
@@ -88,6 +89,7 @@ class Trainer:
         epoch = self.draw(self._sampler().epoch(self.epoch))
         seen = self._observe_pairs(epoch)
         skips, self.warnings = self._look_at_rewards(skipped)
+        self.warnings += self._silent_rewards(epoch.samples, epoch.rewards_KN)
         self._canaries = epoch.rollout.canaries(self.processes)
         if seen:
             self.warnings += self.balancer.harmoniser.doubts(self.epoch)
@@ -137,10 +139,13 @@ class Trainer:
         if self.step == 0 or not count:
             return {}
         started = time.perf_counter()
-        at = choose(epoch.samples, count)
+        rewards = self.parts.rewards
+        at = choose(epoch.samples, count, compared=bool(rewards.compares))
         chosen = [epoch.samples[i] for i in at]
-        base_Kn = base_scores(self.adapter, self.parts.rewards, chosen, self.recipe, self.processes)
-        found = self.balancer.harmoniser.observe_pairs(epoch.rewards_KN.numpy()[:, at], base_Kn)
+        own_Kn = epoch.rewards_KN.numpy()[:, at]
+        own_Kn = own_scores(rewards, epoch.rollout, chosen, own_Kn, self.processes)
+        base_Kn = base_scores(self.adapter, rewards, chosen, self.recipe, self.processes)
+        found = self.balancer.harmoniser.observe_pairs(own_Kn, base_Kn)
         row: dict[str, float] = {}
         for k, name in enumerate(self.recipe.rewards.names):
             row |= {f"{key}/{name}": float(values[k]) for key, values in found.items()}
@@ -152,7 +157,7 @@ class Trainer:
         return make_rollout(
             self.adapter,
             self.parts.rewards,
-            self.processes.mine(samples, together=self.balancer.objective.together),
+            self._mine(samples),
             policy="old",
             steps=settings.steps,
             sampler=settings.sampler,
@@ -162,6 +167,28 @@ class Trainer:
             sde=settings.sde,
             keep_path=self.balancer.objective.keeps_path,
         )
+
+    def _mine(self, samples: list[Sample]) -> list[Sample]:
+        """This process's share; whole groups where a reward compares their pictures."""
+        whole = bool(self.parts.rewards.compares)
+        dealt = shares(
+            samples,
+            self.processes.size,
+            whole_groups=whole,
+            together=self.balancer.objective.together,
+        )
+        return [samples[i] for i in dealt[self.processes.rank]]
+
+    def _silent_rewards(self, samples: list[Sample], scores_KN: torch.Tensor) -> list[str]:
+        """Words on rewards that scored nothing in an epoch that had prompts for them."""
+        rewards, after = self.parts.rewards, self.recipe.rewards.silent_epochs
+        found = [
+            rewards.silence.feed(
+                reward.name, int(scores_KN[k].isfinite().sum()), meant_for(reward, samples), after
+            )
+            for k, reward in enumerate(rewards.rewards)
+        ]
+        return [text for text in found if text]
 
     # -- the probe ----------------------------------------------------------------------------
 
@@ -203,6 +230,9 @@ class Trainer:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        for rewards in (self.parts.rewards, self.parts.heldout):
+            if rewards is not None:
+                rewards.close()
 
     # -- a step -----------------------------------------------------------------------------------
 

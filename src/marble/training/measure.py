@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from marble.evaluation import canaries
+from marble.models.build import build_adapter
 from marble.models.lora import read_file
 from marble.recipe import Recipe
 from marble.training.evaluate import evaluate_policy
 from marble.training.folder import write_pictures
 from marble.training.metrics import plain
 from marble.training.processes import Processes
-from marble.training.setup import build_adapter, build_rewards, check, evaluation_samples
+from marble.training.setup import build_rewards, check, evaluation_samples
 
 
 def measure(
@@ -29,7 +31,16 @@ def measure(
     if lora is not None:
         adapter.load_lora(lora)
     policy = "base" if lora is None else "default"
-    result = evaluate_policy(adapter, rewards, samples, recipe, processes, policy=policy)
+    try:
+        result = evaluate_policy(adapter, rewards, samples, recipe, processes, policy=policy)
+    finally:
+        for part in rewards:
+            if part is not None:
+                part.close()
+    told = processes.gather([w for part in rewards if part is not None for w in part.warnings()])
+    if processes.is_main:
+        for warning in dict.fromkeys(w for part in told for w in part):
+            print(f"marble: {warning}", file=sys.stderr)
     names = recipe.rewards.names
     if out is not None and processes.is_main:
         groups = [s.group for s in samples]

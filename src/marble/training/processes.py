@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -53,15 +53,6 @@ class Processes:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    def mine(self, items: Sequence[T], together: int = 1) -> list[T]:
-        """This process's share, dealt like cards, so that shares differ by one item at most.
-
-        together: so many consecutive items are dealt as one.
-        """
-        if together == 1:
-            return list(items[self.rank :: self.size])
-        return [x for i, x in enumerate(items) if i // together % self.size == self.rank]
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in rank order, on every process."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from marble.models.samplers import Sampler
 from marble.models.sde import Sde
 from marble.recipe.sections import Sde as SdeSettings
 from marble.rewards import RewardSet
+from marble.training.dealing import batches
 from marble.training.processes import Processes
 
 
@@ -72,7 +74,10 @@ def make_rollout(
     sde: SdeSettings | None = None,
     keep_path: bool = False,
 ) -> Rollout:
-    """Samples under `policy`. With a `pool`, a batch is scored while the next one is drawn.
+    """Samples under `policy`. With a `pool`, pictures are scored while the next are drawn.
+
+    Pictures go to the rewards as they come, but where one of these compares the pictures of a
+    prompt, not before the prompt's last one is there. The samples of a group lie side by side.
 
     sde: settings of the sampler `sde`; its noisy steps are kept with `keep_path`.
     """
@@ -84,6 +89,8 @@ def make_rollout(
     images: list[Tensor] = []
     scores: list[Future[np.ndarray] | np.ndarray] = []
     kept: list[dict[str, Tensor]] = []
+    waiting = torch.zeros(0, dtype=torch.uint8)
+    due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
     for start in range(0, len(samples), batch_size):
         part = samples[start : start + batch_size]
         chosen: str | Sde = sampler
@@ -96,12 +103,13 @@ def make_rollout(
             kept.append(chosen.kept)
         latents.append(x_0)
         images.append(pictures)
-        prompts = [s.prompt.text for s in part]
-        metadata = [dict(s.prompt.metadata) for s in part]
-        if pool is None:
-            scores.append(rewards.score(pictures, prompts, metadata))
-        else:
-            scores.append(pool.submit(rewards.score, pictures, prompts, metadata))
+        waiting = torch.cat([waiting, pictures]) if len(waiting) else pictures
+        while len(scores) < len(due) and due[len(scores)].stop <= start + len(pictures):
+            run = due[len(scores)]
+            count = run.stop - run.start
+            job = (waiting[:count], *described(samples[run]))
+            waiting = waiting[count:]
+            scores.append(rewards.score(*job) if pool is None else pool.submit(rewards.score, *job))
     drawn = time.perf_counter()
     arrays = [s.result() if isinstance(s, Future) else s for s in scores]
     done = time.perf_counter()
@@ -124,6 +132,15 @@ def _sde(samples: Sequence[Sample], settings: SdeSettings, keep: bool) -> Sde:
         noise=settings.noise,
         window=settings.window,
         keep=keep,
+    )
+
+
+def described(samples: Sequence[Sample]) -> tuple[list[str], list[dict[str, Any]], list[int]]:
+    """Prompts, metadata and groups, as rewards take them."""
+    return (
+        [s.prompt.text for s in samples],
+        [dict(s.prompt.metadata) for s in samples],
+        [s.group for s in samples],
     )
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from marble.errors import LostProcess, MarbleError
 from marble.recipe import Recipe
+from marble.recipe.notes import notes
 from marble.recipe.trust import remember
 from marble.training import fsdp, random_state, setup
 from marble.training.checkpoint import State, load_state
@@ -98,12 +99,17 @@ def _train(
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
             parts = processes.together(lambda: build(recipe, processes.device, processes.size))
             trainer = Trainer(recipe, parts, processes)
+        if recipe.train.precision == "auto" and parts.adapter.precision is torch.bfloat16:
+            say(
+                "computing in bf16, which this CPU has instructions for; train.precision=fp32 "
+                "takes full precision"
+            )
         if resume:
             _go_on(trainer, state, recorder, say)
             if checkpoint is not None:
                 say(f"resuming after step {trainer.step} from {checkpoint}")
         return _loop(recipe, trainer, recorder, processes, console)
-    except Exception as error:
+    except BaseException as error:  # whatever ends the run: its folder must not say "running"
         recorder.fail(trainer.step if trainer else 0)
         if processes.size > 1 and is_lost(error):
             recorder.fail_alone()
@@ -148,8 +154,11 @@ def _loop(
     display = Display(recipe.rewards.names, recipe.train.steps, trainer.step, console)
     collapsed: str | None = None
     with StopRequest(recipe.train.max_hours) as stop, display:
+        for note in notes(recipe):
+            display.say(note)
         if recorder.fresh:
             recorder.begin(trainer, display)
+        display.begin()
         while not trainer.finished:
             rows = trainer.run_epoch()
             for row in rows:
@@ -158,6 +167,7 @@ def _loop(
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
             collapsed = recorder.epoch(trainer, rows, stopping, display)
+            display.gained(rows[-1])
             if stopping or collapsed:
                 break
         if collapsed or trainer.finished:

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
-import marble.models
 from marble.balance import Balancer
 from marble.balance.gates import Gate, only, stages
 from marble.data import GroupSampler, Prompt, Sample, held_out, load_prompts, sample_seed
 from marble.errors import MarbleError
 from marble.models.base import Adapter
+from marble.models.build import build_adapter, check_model, check_prompts
 from marble.objectives import objective_class
 from marble.recipe import Recipe
 from marble.rewards import RewardSet
 from marble.rewards import check as check_reward
 from marble.rewards import load as load_reward
+from marble.rewards.isolated import Isolated
 from marble.training.fsdp import shard_base
 
 
@@ -42,20 +43,14 @@ def check(recipe: Recipe, *, training: bool = True) -> None:
 
     Without `training`, of an evaluation.
     """
-    model = recipe.model
-    marble.models.check(model.path, model.revision)
+    check_model(recipe)
     texts = [s.prompt.text for s in evaluation_samples(recipe)]
     if training:
         texts += [p.text for _, s in _samplers(recipe) for part in s.prompts.values() for p in part]
     for reward in (*recipe.rewards.train, *recipe.rewards.heldout):
-        check_reward(reward.reward, **reward.options)
-    if not model.truncate_prompts:
-        marble.models.check_prompts(
-            model.path,
-            dict.fromkeys(texts),
-            revision=model.revision,
-            max_sequence_length=model.max_sequence_length,
-        )
+        if not (reward.isolate and ":" in reward.reward):  # whose code only its worker runs
+            check_reward(reward.reward, **reward.options)
+    check_prompts(recipe, dict.fromkeys(texts))
 
 
 def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
@@ -64,6 +59,11 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     samplers = _samplers(recipe)
     eval_samples = evaluation_samples(recipe)
     rewards, heldout = build_rewards(recipe, device)
+    if sharded and rewards.compares and recipe.data.prompts_per_epoch % processes:
+        raise MarbleError(
+            f"train.fsdp: {rewards.compares[0]} compares the pictures of a prompt, so an epoch's "
+            f"{recipe.data.prompts_per_epoch} prompts must divide by {processes} processes"
+        )
     adapter = build_adapter(recipe, device, denoiser_on_cpu=sharded)
     lora = recipe.model.lora
     adapter.add_lora(
@@ -92,33 +92,16 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     )
 
 
-def build_adapter(
-    recipe: Recipe, device: torch.device, *, denoiser_on_cpu: bool = False
-) -> Adapter:
-    model = recipe.model
-    return marble.models.load(
-        model.path,
-        revision=model.revision,
-        device=str(device),
-        dtype=model.dtype,
-        precision=recipe.train.precision,
-        resolution=model.resolution,
-        max_sequence_length=model.max_sequence_length,
-        truncate_prompts=model.truncate_prompts,
-        offload_encoders=model.offload_encoders,
-        gradient_checkpointing=model.gradient_checkpointing,
-        compile=model.compile,
-        denoiser_on_cpu=denoiser_on_cpu,
-    )
-
-
 def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, RewardSet | None]:
     """The rewards trained on, and those only measured; one instance for training and evaluation."""
     sets = []
     for group in (recipe.rewards.train, recipe.rewards.heldout):
         members = {
             entry.name: load_reward(
-                entry.reward, sources=entry.sources, **{"device": device, **entry.options}
+                entry.reward,
+                sources=entry.sources,
+                isolate=entry.isolate,
+                **{"device": device, **entry.options},
             )
             for entry in group
         }
@@ -180,7 +163,10 @@ def build_balancer(
 def _ranges(recipe: Recipe) -> list[tuple[float, float]]:
     ranges = []
     for entry in recipe.rewards.train:
-        span = load_reward(entry.reward, **entry.options).range
+        reward = load_reward(entry.reward, isolate=entry.isolate, **entry.options)
+        span = reward.range
+        if isinstance(reward, Isolated):
+            reward.close()
         if not all(map(math.isfinite, span)):
             raise MarbleError(
                 f"balance.progress.units: reward '{entry.name}' declares no range; use std"

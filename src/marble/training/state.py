@@ -40,6 +40,7 @@ def capture(trainer: Trainer) -> State:
             "epoch": trainer.epoch,
             "seed": trainer.recipe.train.seed,
             "processes": trainer.processes.size,
+            "precision": str(trainer.adapter.precision),
             "balance": trainer.balancer.state_dict(),
             "guard": trainer.guard.state_dict(),
             "watch": trainer.watch.state_dict(),
@@ -83,6 +84,11 @@ def _restore(trainer: Trainer, state: State) -> list[str]:
     else:
         random_state.seed(trainer.recipe.train.seed, processes.rank, trainer.step)
     notes = [] if saved == processes.size else [_changed(saved, processes.size, trainer.recipe)]
+    if meta["precision"] != str(trainer.adapter.precision):
+        notes.append(
+            f"saved computing in {meta['precision']}, resumed in {trainer.adapter.precision}: "
+            "equal up to rounding; train.precision decides it"
+        )
     before, now = meta.get("seed"), trainer.recipe.train.seed
     if before not in (None, now):
         notes.append(

@@ -22,6 +22,9 @@ SURE = 3.5
 """Standard errors by which the probe must be below its best, at `IN_A_ROW` probes one after the
 other. Strict, because the best is the luckiest of many: a model that stands still is told to have
 fallen in fewer than one of a hundred runs of 20 probes."""
+CLOSE = 2.0
+"""Standard errors within which a later probe is as good as the highest: training improves, and the
+highest of several noisy values is mostly the luckiest."""
 IN_A_ROW = 2
 LEAST_PROMPTS = 8
 """That a reward must apply to before its fall is believed: resampling fewer says too little."""
@@ -39,7 +42,7 @@ class Look:
     value: float
     """The criterion: the least of the gains, or their mean."""
     best: bool
-    """Within one standard error of the highest value so far: the checkpoint to keep."""
+    """Not clearly below the highest value so far: the checkpoint to keep."""
     fell: str | None
     """What fell, in words, once it is clear."""
     diversity: float
@@ -93,7 +96,8 @@ class Watch:
         differences = self._resampled(scores) - self._resampled(self._peak)
         highest = value > self.peak_value
         # The first one too, so that there always is a best checkpoint.
-        best = self.best_step is None or value >= self.peak_value - float(differences.std())
+        tolerance = CLOSE * float(differences.std())
+        best = self.best_step is None or value >= self.peak_value - tolerance
         variety = diversity / self._base_diversity if self._base_diversity > 0 else float("nan")
         below = bool(differences.mean() + SURE * differences.std() < 0)
         below &= self._prompts_of(self._lowest(gains)) >= LEAST_PROMPTS

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from diffusers.loaders import PeftAdapterMixin
 from torch import Tensor, nn
 
-from marble.models import lora
 from marble.models.base import Adapter
 from marble.models.conditioning import Conditioning
 from marble.study.toy.world import EMBEDDING, WIDTH, embedding, target, to_pictures
@@ -46,16 +43,11 @@ class Correction(nn.Module, PeftAdapterMixin):
 class ToyAdapter(Adapter):
     """x_t = (1−σ)x_0 + σε in R¹²; v = v_base + correction, v_base exact for the base's Gaussian."""
 
-    family = "toy"
     lora_targets = ("first", "middle", "last")
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         super().__init__(device, "fp32", None)
         self._net = Correction().to(self.device)
-
-    @classmethod
-    def from_folder(cls, folder: Path, **options: Any) -> ToyAdapter:
-        return cls()
 
     @property
     def transformer(self) -> Correction:
@@ -66,12 +58,6 @@ class ToyAdapter(Adapter):
         return (WIDTH,)
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
-        pass
-
-    @classmethod
-    def check_folder_prompts(
-        cls, folder: Path, prompts: Iterable[str], max_sequence_length: int | None
-    ) -> None:
         pass
 
     def grid(self, steps: int) -> Tensor:
@@ -94,9 +80,3 @@ class ToyAdapter(Adapter):
         return Conditioning(
             {"words": torch.from_numpy(words).float(), "mean": torch.from_numpy(mean).float()}
         )
-
-    def drop_encoders(self) -> None:
-        pass
-
-    def _write_lora(self, folder: Path, values: Mapping[str, Tensor]) -> None:
-        lora.write_file(folder, values, lora.config_of(self.transformer))

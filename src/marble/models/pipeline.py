@@ -1,0 +1,293 @@
+"""The adapter of a diffusers pipeline: what all families share, whatever their transformer is.
+
+A family's own adapter says how prompts are encoded, which noise levels the pipeline uses, how the
+transformer is called, and how latents enter the decoder.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from marble.errors import MarbleError
+from marble.models.base import Adapter
+from marble.models.folder import pipeline_index
+from marble.models.precision import DTYPES
+from marble.options import Section
+
+# Characters of a prompt that are looked at first when its tokens are counted.
+PREFIX = 2000
+DECODE_PIXELS = 9 * 512 * 512
+"""Decoded at once on a GPU, at most: the decoder works in fp32 at full resolution."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The tokenizer that sees most of a prompt, and how much that is."""
+
+    tokenizer: Any
+    limit: int
+    written: Callable[[str], str] = str
+    """The prompt as it is tokenized, e.g. inside a chat template."""
+
+
+class PipelineAdapter(Adapter):
+    """Adapter of one kind of diffusers pipeline."""
+
+    pipeline_class: ClassVar[str]
+    text_tokens: ClassVar[int]
+    """Tokens of the text encoder if a recipe says nothing: what diffusers itself uses."""
+    text_tokens_most: ClassVar[int]
+    readers: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    """Tokenizers that are asked whether a prompt is too long."""
+    optional_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts that a folder may leave out."""
+
+    def __init__(
+        self,
+        pipeline: Any,
+        *,
+        options: Section,
+        device: str | torch.device = "cpu",
+        dtype: str = "fp32",
+        precision: str | None = None,
+        resolution: int | None = None,
+        max_sequence_length: int | None = None,
+        truncate_prompts: bool = False,
+        offload_encoders: bool = False,
+        gradient_checkpointing: bool = False,
+        compile: bool = False,
+        denoiser_on_cpu: bool = False,
+    ) -> None:
+        super().__init__(device, dtype, precision)
+        self.pipeline, self.options = pipeline, options
+        self.max_tokens = self.text_tokens if max_sequence_length is None else max_sequence_length
+        self.truncate_prompts = truncate_prompts
+        if self.max_tokens > self.text_tokens_most:
+            raise MarbleError(f"model.max_sequence_length: at most {self.text_tokens_most}")
+        self._place(offload_encoders, denoiser_on_cpu)
+        self.side, self._latent_shape = self._shape_for(resolution)
+        self.lora_targets = self.targets_in(n for n, _ in self.transformer.named_parameters())
+        if gradient_checkpointing:
+            self.transformer.enable_gradient_checkpointing()
+        if compile:
+            for block in blocks(self.transformer):
+                block.compile()
+
+    def _place(self, offload_encoders: bool, denoiser_on_cpu: bool) -> None:
+        """Every part frozen, in evaluation mode and where it belongs."""
+        from marble.models.quiet import quiet
+
+        for name, part in self.pipeline.components.items():
+            if isinstance(part, nn.Module):
+                streamed = offload_encoders and name.startswith("text_encoder")
+                stays = streamed or (denoiser_on_cpu and name == "transformer")
+                part.requires_grad_(False).eval().to("cpu" if stays else self.device)
+                if streamed:  # each layer visits the device while it works: a T5 is 9.5 GB
+                    from accelerate import cpu_offload
+
+                    cpu_offload(part, self.device)
+        vae = self.pipeline.vae
+        with quiet():  # decoding in 16 bits costs visible levels and saves little
+            vae.to(torch.float32)
+        if not any(p.dim() == 5 for p in vae.parameters()):
+            vae.to(memory_format=torch.channels_last)  # convolutions run a third faster
+
+    @classmethod
+    def from_folder(cls, folder: Path, **options: Any) -> PipelineAdapter:
+        """The adapter of a checked pipeline folder. Options are those of `marble.models.load`."""
+        import diffusers
+
+        from marble.models.quiet import quiet
+
+        dtype = DTYPES[options.get("dtype", "fp32")]
+        index = pipeline_index(folder)
+        # Parts that the folder leaves out (the T5 often is) have to be named as absent.
+        absent = {part: None for part in cls.optional_parts if index.get(part, [None])[0] is None}
+        with quiet(), opening(folder):
+            pipeline = getattr(diffusers, cls.pipeline_class).from_pretrained(
+                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True, **absent
+            )
+        return cls(pipeline, **options)
+
+    @classmethod
+    def targets_in(cls, weights: Iterable[str]) -> Sequence[str]:
+        """The LoRA targets of a transformer with weights of these names."""
+        return cls.lora_targets
+
+    @property
+    def transformer(self) -> Any:
+        return self.pipeline.transformer
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return self._latent_shape
+
+    # ---- what a family provides -----------------------------------------------------------
+
+    @abstractmethod
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
+        """Picture side in pixels, shape of a sample's latents; or an error that names the limit."""
+
+    @classmethod
+    @abstractmethod
+    def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:
+        """The tokenizer that sees most of a prompt, of those in `readers`."""
+
+    @abstractmethod
+    def _for_vae(self, latents: Tensor) -> Tensor:
+        """Latents in the scale and shape that the decoder takes."""
+
+    def _picture(self, decoded: Tensor) -> Tensor:
+        """[B, 3, H, W] in −1 … 1, of what the decoder returns."""
+        return decoded
+
+    # ---- prompts ----------------------------------------------------------------------------
+
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        if not self.truncate_prompts:
+            found = {name: getattr(self.pipeline, name, None) for name in self.readers}
+            check_lengths(prompts, self.reader(found, self.max_tokens, self.options))
+
+    @classmethod
+    def check_folder_prompts(
+        cls,
+        folder: Path,
+        prompts: Iterable[str],
+        max_sequence_length: int | None,
+        options: Section,
+    ) -> None:
+        """`check_prompts` before anything else is loaded: it takes the tokenizers alone."""
+        from marble.models.quiet import quiet
+
+        index = pipeline_index(folder)
+        found = {}
+        for name in cls.readers:
+            library, kind = index.get(name, (None, None))
+            with quiet(), opening(folder / name):
+                found[name] = (
+                    getattr(import_module(library), kind).from_pretrained(folder / name)
+                    if library is not None
+                    else None
+                )
+        tokens = cls.text_tokens if max_sequence_length is None else max_sequence_length
+        check_lengths(prompts, cls.reader(found, tokens, options))
+
+    # ---- the flow ---------------------------------------------------------------------------
+
+    def _levels(self, **how: Any) -> Tensor:
+        """Noise levels of the pipeline's scheduler, set as the pipeline itself sets it."""
+        scheduler = copy.deepcopy(self.pipeline.scheduler)
+        scheduler.set_timesteps(**how)
+        return torch.as_tensor(scheduler.sigmas).clone()
+
+    def _side(self, resolution: int | None, default: int, unit: int) -> int:
+        """Picture side in pixels; `unit`: what it must be a multiple of."""
+        if resolution is not None and resolution % unit:
+            raise MarbleError(f"model.resolution={resolution}: must be a multiple of {unit}")
+        return default if resolution is None else resolution
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:
+        latents = self._for_vae(latents.float())
+        # On a CPU small batches stay in the cache.
+        at_once = max(1, DECODE_PIXELS // self.side**2)
+        size = batch_size or (8 if self.device.type == "cpu" else at_once)
+        pictures = []
+        for part in latents.split(size):
+            layout = torch.channels_last if part.dim() == 4 else torch.preserve_format
+            part = part.to(self.device, memory_format=layout)
+            picture = self._picture(self.pipeline.vae.decode(part, return_dict=False)[0])
+            levels = (picture / 2 + 0.5).clamp(0, 1) * 255
+            pictures.append(levels.round().to(torch.uint8).cpu())
+        return torch.cat(pictures)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of the model's lists of layers: what repeats is where the weights are."""
+    lists = (part for part in model.children() if isinstance(part, nn.ModuleList))
+    return [block for part in lists for block in part if any(True for _ in block.parameters())]
+
+
+def line_shift(config: Mapping[str, Any], tokens: int) -> float:
+    """μ of resolution-dependent shifting: a line through (base_len, base), (max_len, max)."""
+    base_length, max_length = config["base_image_seq_len"], config["max_image_seq_len"]
+    slope = (config["max_shift"] - config["base_shift"]) / (max_length - base_length)
+    return float(config["base_shift"] + slope * (tokens - base_length))
+
+
+def even_levels(steps: int) -> list[float]:
+    """1 … 1/steps, evenly: what most pipelines hand to their scheduler."""
+    return [float(s) for s in torch.linspace(1.0, 1 / steps, steps, dtype=torch.float64)]
+
+
+def chat(tokenizer: Any, *, thinking: bool) -> Callable[[str], str]:
+    """A prompt as a chat model reads it."""
+
+    def written(prompt: str) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}],
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=thinking,
+            )
+        )
+
+    return written
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """One clear line for files that diffusers and transformers cannot make sense of."""
+    try:
+        yield
+    except Exception as error:  # their parsers raise anything, plain `Exception` included
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise MarbleError(
+            f"{folder}: cannot be opened ({cause}); is a file missing or damaged?"
+        ) from None
+
+
+def check_lengths(prompts: Iterable[str], reader: Reader | None) -> None:
+    """Raises for the first prompt that the reader does not see to its end."""
+    from marble.models.quiet import quiet
+
+    prompts = list(prompts)
+    if not prompts or reader is None:
+        return
+    with quiet():
+        counts = _count_tokens(prompts, reader)
+    for prompt, count in zip(prompts, counts):
+        if count > reader.limit:
+            shown = prompt if len(prompt) <= 80 else prompt[:77] + "…"
+            more = " or more" if len(prompt) > PREFIX else ""
+            raise MarbleError(
+                f'prompt too long: "{shown}" has {count}{more} tokens, the text encoders take '
+                f"{reader.limit}; shorten it, raise model.max_sequence_length or set "
+                "model.truncate_prompts=true"
+            )
+
+
+def _count_tokens(prompts: list[str], reader: Reader) -> list[int]:
+    """Tokens of each prompt; of a long one whose beginning is beyond `limit`, of that alone.
+
+    Rules of a tokenizer may take time quadratic in the length: a book as a prompt must not hang.
+    """
+    written, tokenizer = reader.written, reader.tokenizer
+    counts = [len(ids) for ids in tokenizer([written(p[:PREFIX]) for p in prompts])["input_ids"]]
+    return [
+        len(tokenizer(written(prompt))["input_ids"])
+        if len(prompt) > PREFIX and count <= reader.limit
+        else count
+        for prompt, count in zip(prompts, counts)
+    ]

@@ -1,0 +1,31 @@
+"""Which number format a recipe's `train.precision` means on a machine."""
+
+import pytest
+import torch
+
+from marble.models import precision
+from marble.models.precision import computing_dtype
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "device", "capable", "expected"),
+    [
+        (None, "fp32", CPU, True, torch.float32),
+        ("fp32", "bf16", CPU, True, torch.float32),
+        ("auto", "fp32", CPU, True, torch.bfloat16),
+        ("auto", "fp32", CPU, False, torch.float32),
+        ("auto", "fp32", GPU, True, torch.float32),
+        ("auto", "bf16", GPU, False, torch.bfloat16),
+        ("fp16", "fp32", GPU, False, torch.float16),
+    ],
+)
+def test_computing_dtype(monkeypatch, asked, dtype, device, capable, expected):
+    monkeypatch.setattr(precision, "fast_bf16_on_cpu", lambda: capable)
+    assert computing_dtype(asked, dtype, device) is expected
+
+
+def test_a_torch_that_cannot_tell_computes_in_fp32(monkeypatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert precision.fast_bf16_on_cpu() is False
