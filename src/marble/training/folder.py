@@ -167,7 +167,8 @@ def write_pictures(
     canaries: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """PNGs and an index with prompt, source, seed and scores; scores not `trained` are held-out."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     entries = []
     for i, (sample, image) in enumerate(zip(samples, images)):
         name = f"{i:03d}.png"
@@ -198,7 +199,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # one level: a run's folder that is gone is not made anew
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(text)
     os.replace(temporary, path)
