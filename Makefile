@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install install-dev train test test-all check studio clean
+.PHONY: help install install-dev train test test-all check snapshots docs studio clean
 help:
 	@echo "make train     install, then train the studio model on its five rewards (CPU, minutes)"
 	@echo "make test      install, then run the tests (under 10 minutes on 2 cores)"
 	@echo "make test-all  the same and the long tests"
 	@echo "make check     lint, format and type checks"
+	@echo "make snapshots renew what tests expect the commands to print; look at the diff"
+	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make studio    rebuild the studio's model and reward weights from nothing (GPU advised)"
 
 $(BIN)/python:
@@ -21,7 +23,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[rewards,report,serve,studio,torchjd,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[rewards,report,serve,studio,torchjd,docs,dev]"
 	@touch $@
 
 install: $(VENV)/.train
@@ -36,8 +38,16 @@ test: install-dev
 test-all: install-dev
 	$(BIN)/python -m pytest
 
+docs: install-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "build/site/index.html"
+
 studio: install-dev
 	$(BIN)/python -m marble.studio.pretrain
+
+snapshots: install-dev
+	MARBLE_SNAPSHOTS=write $(BIN)/python -m pytest tests/snapshots
+	git status --short tests/snapshots
 
 check: install-dev
 	$(BIN)/ruff check .

@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from marble.duration import GPU, GPUS, SMALL, estimate_time, find_gpu
 from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
 from marble.recipe.trust import OURS
 from marble.rewards.presence import Absent
 
 PACKAGES = ("torch", "diffusers", "peft", "accelerate", "transformers", "safetensors")
-SMALL = 500_000_000
-"""Parameters up to which a model trains on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,17 @@ class Check:
         return asdict(self)
 
 
-def examine(name: str, overrides: list[str] | None = None) -> list[Check]:
-    """Every check of a recipe, in the order in which a run would need them."""
-    return list(checks_of(load_recipe(name, overrides or [])))
+def examine(
+    name: str, overrides: list[str] | None = None, gpu: GPU | None = None, count: int = 1
+) -> list[Check]:
+    """Every check of a recipe, in the order in which a run would need them.
+
+    With `gpu`, memory and time are those of `count` such cards instead of this machine's.
+    """
+    return list(checks_of(load_recipe(name, overrides or []), gpu, count))
 
 
-def checks_of(recipe: Recipe) -> Iterator[Check]:
+def checks_of(recipe: Recipe, gpu: GPU | None = None, count: int = 1) -> Iterator[Check]:
     yield _packages()
     yield from _trackers(recipe)
     yield _model(recipe)
@@ -51,8 +55,11 @@ def checks_of(recipe: Recipe) -> Iterator[Check]:
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
         held_out = entry in recipe.rewards.heldout
         yield _reward(entry.name, entry.reward, entry.options, held_out=held_out)
-    yield _device(recipe)
-    yield _memory(recipe)
+    yield (
+        _device(recipe) if gpu is None else Check("device", True, f"{count} × {gpu.name}, as named")
+    )
+    yield _memory(recipe, gpu)
+    yield _time(recipe, gpu, count)
     yield _disk(recipe)
 
 
@@ -111,6 +118,7 @@ def _model(recipe: Recipe) -> Check:
 
 def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Check:
     from marble.data import load_prompts
+    from marble.prompts import KINDS
 
     data = recipe.data
 
@@ -120,6 +128,8 @@ def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Che
         return f"{len(trained)} {data.train_split}, {len(held_out)} {data.eval_split} in {path}"
 
     remedy = f"put the prompts there, or set data.sources.{name}.path=FOLDER (docs/sd35.md)"
+    if name in KINDS:
+        remedy = f"`marble prompts {name} --out {path}` makes some, or {remedy}"
     return _attempt(f"prompts {name}", look, remedy)
 
 
@@ -164,7 +174,7 @@ def _parameters(recipe: Recipe) -> int | None:
 UNKNOWN = "not known before the model's files are here"
 
 
-def _memory(recipe: Recipe) -> Check:
+def _memory(recipe: Recipe, gpu: GPU | None = None) -> Check:
     import torch
 
     from marble.memory import estimate
@@ -175,7 +185,10 @@ def _memory(recipe: Recipe) -> Check:
         return Check("memory", True, UNKNOWN)
     need = estimate(recipe)
     have: float | None = None
-    if torch.cuda.is_available():
+    if gpu is not None:
+        have = gpu.memory_gb
+        there = f"{have:.0f} GB on each {gpu.name}"
+    elif torch.cuda.is_available():
         have = torch.cuda.get_device_properties(0).total_memory / 1e9
         there = f"{have:.0f} GB on each GPU"
     elif count <= SMALL:
@@ -189,6 +202,36 @@ def _memory(recipe: Recipe) -> Check:
     found = f"about {need.peak:.1f} GB wanted{held}, most while {need.peak_phase}; {there}"
     remedy = "to lower it, cheapest first: " + "; ".join(savings(recipe))
     return Check("memory", have is None or need.peak < have, found, remedy)
+
+
+def _time(recipe: Recipe, gpu: GPU | None, count: int) -> Check:
+    """Hours per step and in all. Never a reason not to be ready."""
+    import torch
+
+    from marble.training.display import lasting
+
+    what, parameters = "time", _parameters(recipe)
+    if parameters is None:
+        return Check(what, True, UNKNOWN)
+    if gpu is None and torch.cuda.is_available():
+        name, count = torch.cuda.get_device_name(0), torch.cuda.device_count()
+        gpu = find_gpu(name)
+        if gpu is None:
+            return Check(what, True, f"{name} is not known here: the run says it after three steps")
+    elif gpu is None:
+        count = os.cpu_count() or 1
+        if parameters > SMALL:
+            known = ", ".join(GPUS)
+            return Check(what, True, f"no GPU here; --gpu NAME [--gpus N] estimates it ({known})")
+    found = estimate_time(recipe, gpu, count)
+    parts = ", ".join(f"{part} {lasting(s)}" for part, s in found.parts.items() if s >= 0.05)
+    where = f"{count} × {gpu.name}" if gpu else f"{count} CPU cores"
+    text = (
+        f"about {lasting(found.step)} per step ({parts}), {lasting(found.total)} in all on {where}"
+    )
+    if found.unknown:
+        text += f"; without {', '.join(found.unknown)}, never timed"
+    return Check(what, True, text)
 
 
 def _disk(recipe: Recipe) -> Check:

@@ -342,3 +342,20 @@ def test_settings(model, options, message):
 def test_repeated_names(model):
     with pytest.raises(MarbleError, match="ocr occurs twice"):
         Balancer(model, ["ocr", "ocr"])
+
+
+def test_an_unknown_method_is_answered_with_every_method_that_works():
+    """Those that are no Gram rule too; each of them is then accepted."""
+    from marble.balance.gates import only
+    from marble.recipe.balance import METHODS
+
+    model = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(MarbleError, match="did you mean marble"):
+        Balancer(model, ["a", "b"], method="marbel")
+    with pytest.raises(MarbleError) as caught:
+        Balancer(model, ["a", "b"], method="x")
+    told = str(caught.value).partition("known: ")[2].split(", ")
+    assert set(told) == set(METHODS)
+    for method in told:
+        gate = only(2, 0) if method in ("single", "sequential") else None
+        Balancer(model, ["a", "b"], method=method, gate=gate)

@@ -62,7 +62,7 @@ def test_progress_by_twins_has_a_chart_where_it_was_measured(tmp_path: Path) -> 
     assert list(twins["progress"]) == list(Spec().rewards) and none["progress"] == {}
     assert twins["progress"]["ocr"][0] is None  # the first epoch's pictures are their own twins
     assert twins["time"]["totals"]["twins"] == pytest.approx(19 * 0.5)
-    assert "Progress against the base" in write(runs[:1], tmp_path / "page.html").read_text()
+    assert "Gain over paired base samples" in write(runs[:1], tmp_path / "page.html").read_text()
 
 
 def test_a_truncated_last_line_and_a_resumed_step(tmp_path: Path) -> None:
@@ -246,3 +246,10 @@ def test_scripts_never_write_html() -> None:
     for name in SCRIPTS:
         code = (assets / name).read_text()
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", code)
+
+
+def test_two_rewards_are_told_that_alpha_is_one_half(tmp_path: Path) -> None:
+    for names, told in ((("ocr", "clip"), True), (("ocr", "clip", "quality"), False)):
+        run = make_run(tmp_path / str(told), Spec(rewards=names, steps=10, eval_every=10))
+        page = write([run], tmp_path / "page.html").read_text()
+        assert ("gives (½, ½) in every step" in page) == told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ def test_all_improved(run: Path) -> None:
     worst = verdict.chosen.worst
     assert worst is not None and worst.z == min(g.z for g in verdict.chosen.trained)
     assert any("Take step 300" in line for line in verdict.details)
-    assert any("canaries are quiet" in line for line in verdict.details)
+    assert any("drift statistics is flagged" in line for line in verdict.details)
 
 
 def test_a_fall_is_said_and_its_checkpoint_not_taken(tmp_path: Path) -> None:
@@ -135,17 +136,38 @@ def test_comparison_tables_are_those_of_marble_compare(methods: list[Path]) -> N
     found = comparison(runs, names)
     assert found is not None
     told = compare_table(methods)
-    assert found.scores.head == [*told["metrics"], "composite"]
+    held = [n for n in told["metrics"] if n not in told["trained"]]
+    heads = [*told["trained"], *(f"{n} (held out)" for n in held), "composite"]
+    assert found.scores.head == heads
     assert [label for label, _ in found.scores.rows] == ["base", *names]
     for row, (_, cells) in zip(told["rows"], found.scores.rows):
         shown = [float(cell.text.replace("−", "-")) for cell in cells]
-        exact = [row["scores"][n]["mean"] for n in told["metrics"]] + [row["composite"]]
+        order = [*told["trained"], *held]
+        exact = [row["scores"][n]["mean"] for n in order] + [row["composite"]]
         assert shown == pytest.approx(exact, abs=0.006)
-    last = [cells[-1] for _, cells in found.scores.rows]
-    assert [cell.best for cell in last] == [False, True, False, False, False]
-    conflict = {label: cells[5].text for label, cells in found.costs.rows}
+    column = found.costs.head.index("conflict")
+    conflict = {label: cells[column].text for label, cells in found.costs.rows}
     assert conflict["first"] == "0 %" and conflict["second"] != "0 %"
-    assert found.leader.startswith("Of four runs, first has the best composite and the best worst")
+    assert found.said[0].startswith("Mean gain over the ")
+    assert [s.replace("first", told["rows"][1]["name"]) for s in found.said][-1].startswith(
+        "Interv"
+    )
+
+
+def test_a_star_needs_an_interval_that_excludes_a_tie(tmp_path: Path) -> None:
+    """Levels of the intervals: tests/evaluation/test_evaluation_versus.py."""
+    spec = Spec(steps=20, eval_every=20, gain=0.0)
+    alike = [make_run(tmp_path / name, spec) for name in "ab"]
+    found = comparison([read_run(path) for path in alike], ["a", "b"])
+    assert found is not None
+    assert not any(cell.best for _, cells in found.scores.rows for cell in cells)
+    assert all("does not exclude a tie" in text for text in found.said[:2])
+    better = make_run(tmp_path / "c", replace(spec, gain=1.5))
+    found = comparison([read_run(path) for path in (alike[0], better)], ["a", "c"])
+    assert found is not None
+    stars = {label: sum(cell.best for cell in cells) for label, cells in found.scores.rows}
+    assert stars["base"] == stars["a"] == 0 and stars["c"] >= 3
+    assert "c has the highest" in found.said[0] and "ahead of a by" in found.said[0]
 
 
 def test_a_run_without_evaluation_is_left_out_of_the_comparison(
@@ -156,3 +178,16 @@ def test_a_run_without_evaluation_is_left_out_of_the_comparison(
     found = comparison(runs, ["a", "b", "young"])
     assert found is not None and [label for label, _ in found.costs.rows] == ["a", "b"]
     assert comparison(runs[1:], ["b", "young"]) is None
+
+
+def test_the_checkpoint_that_the_run_kept_is_taken_unless_it_is_unsound(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    steps = [e.step for e in read_run(folder).trained]
+    state = json.loads((folder / "run.json").read_text())
+    state["best"] = {"step": steps[-2], "value": 0.31, "by": "worst"}
+    (folder / "run.json").write_text(json.dumps(state))
+    verdict = judge(read_run(folder))
+    assert verdict.chosen is not None and verdict.chosen.step == steps[-2]
+    assert any("by the run's own probe, worst relative gain +0.31" in d for d in verdict.details)
+    rescore(folder, steps[-2], read_run(folder).rewards[0], -50.0)
+    assert judge(read_run(folder)).chosen.step != steps[-2]

@@ -6,7 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from marble.training.display import Display, signed, sparkline
+from marble.training import display as display_module
+from marble.training.display import Display, lasting, signed, sparkline
 
 
 def row(step, value, worst=None):
@@ -99,3 +100,95 @@ def test_signed():
     assert signed(0.0) == "+0.000"
     assert signed(-0.25) == "-0.250"
     assert signed(0.00012) == "+1.2e-04"
+
+
+class Hands:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def strftime(self, *_: object) -> str:
+        return "Mon 12:00"
+
+    def localtime(self, *_: object) -> None:
+        return None
+
+
+@pytest.fixture
+def hands(monkeypatch):
+    found = Hands()
+    monkeypatch.setattr(display_module, "time", found)
+    return found
+
+
+def test_time_left_of_steps_that_take_minutes(hands):
+    """Steps of 130 s after ten minutes of evaluation, which are no part of any step."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, height=30, get_time=lambda: 0)
+    display = Display(["ocr", "a-reward"], 1000, 0, console)
+    hands.now += 600
+    display.begin()
+    assert display.clock.left() is None
+    for step in (1, 2, 3):
+        hands.now += 130
+        display.show(row(step, 0.1))
+    assert display.clock.left() == pytest.approx(130 * 997)
+    hands.now += 100  # counts down while a step goes on
+    assert display.clock.left() == pytest.approx(130 * 997 - 100)
+    with console.capture() as capture:
+        console.print(display._progress)
+    assert "1 day, 11:58:30" in capture.get() and "-:--:--" not in capture.get()
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+    assert "about 130 s" not in said and "about 2 min per step: 997 more steps take" in said
+    assert said.count("per step") == 1 and "until Mon 12:00" in said
+
+
+def test_a_resumed_run_counts_its_own_steps(hands):
+    display = Display(["ocr", "a-reward"], 100, 60, Console(file=io.StringIO()))
+    display.begin()
+    hands.now += 20
+    display.show(row(61, 0.1))
+    hands.now += 20
+    display.show(row(62, 0.1))
+    assert display.clock.left() == pytest.approx(38 * 20)
+
+
+def test_only_a_paired_gain_is_coloured():
+    """Means of batches with different prompts may fall where the model improves."""
+
+    def table(found):
+        console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
+        display = Display(["ocr", "a-reward"], 9, 0, console)
+        for step, value in ((1, 30.0), (2, 13.5)):
+            display.show(row(step, value) | found)
+        with console.capture() as capture:
+            console.print(display._table(), display._caption())
+        return " ".join(re.sub(r"\x1b\[(2|2;3|1|3)m|\x1b\[0m", "", capture.get()).split())
+
+    unpaired = table({})
+    assert "-16.500" in unpaired and "\x1b[31m" not in unpaired
+    assert "prompts differ from step to step" in unpaired
+    paired = table({"progress/ocr": 0.17, "progress/a-reward": -0.2})
+    assert "\x1b[32m+0.17" in paired and "\x1b[31m-0.20" in paired and "-16.5" not in paired
+    assert "same prompts and seeds" in paired
+
+
+def test_the_probe_goes_before_what_the_balance_measures():
+    display = Display(["ocr", "a-reward"], 9, 0, Console(file=io.StringIO()))
+    display.show(row(1, 0.1) | {"progress/ocr": 0.3})
+    assert display.gains == {"ocr": 0.3}
+    display.gained({"probe/ocr": 0.1})
+    display.show(row(2, 0.1) | {"progress/ocr": 0.4})
+    assert display.gains == {"ocr": 0.1}
+
+
+def test_lasting():
+    told = [lasting(s) for s in (3.21, 12.3, 119, 130, 7300, 26 * 86400)]
+    assert told == ["3.2 s", "12 s", "119 s", "2 min", "2 h 01 min", "26.0 days"]

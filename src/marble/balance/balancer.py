@@ -52,6 +52,8 @@ class Balancer:
         optimiser.step()
 
     method: a rule by name (see `marble.harmonise.RULES`) or your own as `module:Class`.
+        Two rewards under `marble` have α = (½, ½) in every step: the point of least norm between
+        two unit vectors is the middle. `priorities` and `progress` weight two rewards differently.
     objective: the loss; `marble.objectives` has them.
     target: balance whole gradients ("full", as published) or only their reward-driven part
         ("reward"; the default where the objective has a pull that is common to all rewards). That

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import marble
 from marble.cli import (
     bench,
     boundary,
     compare,
+    diagnose,
     doctor,
     eval,
     geometry,
+    prompts,
     recipes,
     report,
     sample,
@@ -23,18 +28,37 @@ app = typer.Typer(
     name="marble",
     help="Fine-tune diffusion models on many rewards at once.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"marble {marble.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options of the command itself; every verb has its own."""
+
+
 app.command("train")(train.train)
 app.command("eval")(eval.evaluate)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
+app.command("diagnose")(diagnose.diagnose)
 app.command("geometry")(geometry.geometry)
 app.command("sample")(sample.sample)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
+app.command("prompts")(prompts.prompts)
 app.command("recipes")(recipes.recipes)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
@@ -42,4 +66,4 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """A user's mistake is one clear line and status 2, never a traceback."""
-    boundary.run(app)
+    boundary.run(lambda: app(prog_name="marble"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -50,10 +51,23 @@ def stdout_kept(enabled: bool) -> Iterator[None]:
         os.close(kept)
 
 
+class _Trimmed(io.TextIOBase):
+    """Standard output without the spaces that fill a table's last column."""
+
+    def write(self, text: str) -> int:
+        sys.stdout.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
 def table_console() -> Console:
     """For tables on stdout: as wide as the terminal, or as the table where there is none."""
     console = Console()
-    return console if console.is_terminal else Console(width=1000, soft_wrap=True)
+    if console.is_terminal:
+        return console
+    return Console(width=1000, soft_wrap=True, file=cast("TextIO", _Trimmed()))
 
 
 def check_device(device: str | None) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,11 @@ INDENT = " " * 10
 
 def doctor(
     words: RecipeWords = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Memory and time for this card instead of this machine, e.g. a100."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Say whether this machine can run a recipe, what is missing, and how to get it.
@@ -26,12 +32,18 @@ def doctor(
     - `marble doctor`
 
     - `marble doctor sd35m-5rewards-1gpu data.sources.ocr.path=prompts/ocr`
+
+    - `marble doctor sd35m-5rewards --gpu a100 --gpus 4`: would it fit, and how long would it take?
     """
     from marble.doctor import examine
+    from marble.duration import named_gpu
+    from marble.recipe import load_recipe
+    from marble.recipe.notes import notes
 
     recipe, overrides = one_recipe(words)
     name = recipe or "studio"
-    checks = examine(name, overrides)
+    card = None if gpu is None else named_gpu(gpu)
+    checks = examine(name, overrides, card, gpus)
     missing = [check for check in checks if not check.ok]
     if as_json:
         records = [check.record() for check in checks]
@@ -39,6 +51,8 @@ def doctor(
     else:
         for check in checks:
             _show(check)
+        for note in notes(load_recipe(name, overrides)):
+            typer.echo(_wrapped("note      ", note))
         typer.echo("")
         if missing:
             _show_downloads(missing)
@@ -69,7 +83,7 @@ def _show_downloads(missing: list[Any]) -> None:
 def _wrapped(first: str, text: str, rest: str = INDENT) -> str:
     return textwrap.fill(
         text,
-        100,
+        min(100, shutil.get_terminal_size((100, 24)).columns),
         initial_indent=first,
         subsequent_indent=rest,
         break_long_words=False,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import split_overrides
+from marble.cli.completion import recipe_words
 from marble.errors import MarbleError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -18,7 +19,9 @@ Trust = Annotated[
 RecipeWords = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RECIPE] [KEY=VALUE]...", help="A recipe (default: studio) and changes to it."
+        metavar="[RECIPE] [KEY=VALUE]...",
+        help="A recipe (default: studio) and changes to it.",
+        autocompletion=recipe_words,
     ),
 ]
 

@@ -8,17 +8,22 @@ import typer
 from rich.table import Table
 
 from marble.cli.common import print_json, table_console
+from marble.cli.completion import recipe_words
 from marble.cli.options import Json, one_recipe
 
 
 def recipes(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="Show this recipe, resolved."),
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...",
+            help="Show this recipe, resolved; with --fields: sections or fields to explain.",
+            autocompletion=recipe_words,
+        ),
     ] = None,
     as_json: Json = False,
     fields: Annotated[
-        bool, typer.Option("--fields", help="Every field, its type, default and meaning.")
+        bool, typer.Option("--fields", help="Every field with its default and meaning.")
     ] = False,
 ) -> None:
     """List the recipes, show one in full, or explain every field.
@@ -30,11 +35,19 @@ def recipes(
     - `marble recipes studio train.steps=10`
 
     - `marble recipes --fields`
+
+    - `marble recipes --fields balance`
     """
-    from marble.recipe import list_recipes, load_recipe, reference
+    from marble.recipe import list_recipes, load_recipe
 
     if fields:
-        typer.echo(reference())
+        from marble.cli.fields import as_records, chosen_fields, show_fields
+
+        docs = chosen_fields(words or [])
+        if as_json:
+            print_json({"fields": as_records(docs)})
+        else:
+            show_fields(docs, table_console())
         return
     name, overrides = one_recipe(words)
     if name or overrides:
@@ -49,7 +62,7 @@ def recipes(
         print_json({"recipes": found})
         return
     table = Table(box=None, header_style="dim")
-    table.add_column("recipe")
+    table.add_column("recipe", no_wrap=True)
     table.add_column("what it is for")
     for known, about in found.items():
         table.add_row(known, about)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marble.cli.common import print_json
+from marble.cli.common import print_json, table_console
 
 
 def study(
@@ -46,6 +46,7 @@ def study(
     from marble.study import load_study, run_study, study_table, write_tables
     from marble.study.docs import publish
     from marble.study.runner import Failure
+    from marble.study.show import show
     from marble.training.metrics import plain
 
     plan = load_study(path)
@@ -68,6 +69,7 @@ def study(
     if as_json:
         print_json(plain(table))
     else:
+        show(table, table_console())
         for file in files:
             typer.echo(file)
     if table["missing"] and run:

@@ -14,14 +14,17 @@ from marble.evaluation.intervals import gain_interval
 from marble.evaluation.measures import composite, joint_rates, relative_gains, wins
 from marble.evaluation.pareto import hypervolume, pareto_front
 from marble.evaluation.runs import Evaluation, RunRecord, read_run, score_tables
+from marble.evaluation.versus import record as record_versus
+from marble.evaluation.versus import versus
 
 
 def compare_table(runs: Sequence[str | Path | RunRecord]) -> dict[str, Any]:
-    """One JSON-able table: `metrics` names the columns, `rows` hold the base and every run.
+    """One JSON-able table: `metrics` names the scores, `rows` hold the base and every run.
 
     The base is the first run's that measured it. A run's gains are paired with its own base, on
-    the same prompts and seeds. Joint rates, hypervolume and Pareto front are over the training
-    rewards; the composite is over every score that all rows have.
+    the same prompts and seeds. `trained` are the rewards that every run was trained on; mean and
+    worst gain, `versus`, joint rates, hypervolume and Pareto front are over these. The composite is
+    the mean z-score, among the rows, of every score that all rows have.
     """
     records = [run if isinstance(run, RunRecord) else read_run(run) for run in runs]
     judged = [(record, record.last) for record in records]
@@ -29,16 +32,39 @@ def compare_table(runs: Sequence[str | Path | RunRecord]) -> dict[str, Any]:
     if missing:
         raise MarbleError(f"{missing[0]}: has no evaluation of the trained model yet")
     named = [(record, last) for record, last in judged if last is not None]
+    labels = _labels([record for record, _ in named])
     names = list(dict.fromkeys(n for _, last in named for n in last.names()))
     rows = [_run_row(record, last, names) for record, last in named]
+    for row, label in zip(rows, labels):
+        row["name"] = label
     base = next((record.base for record in records if record.base), None)
     if base is not None:
         rows.insert(0, {"name": "base", "method": None, "scores": _scores(base, names)})
     means = np.array([[_number(row["scores"][n]["mean"]) for n in names] for row in rows])
     for row, value in zip(rows, composite(means.reshape(len(rows), len(names)))):
         row["composite"] = float(value)
-    _mark_front(rows, [n for n in names if all(n in record.rewards for record in records)])
-    return {"metrics": names, "rows": rows}
+    trained = [n for n in names if all(n in record.rewards for record in records)]
+    _mark_front(rows, trained)
+    table = {"metrics": names, "trained": trained, "rows": rows}
+    found = None if base is None else versus(base, [last for _, last in named], trained)
+    if found is not None:
+        for number, row in enumerate(row for row in rows if row["method"] is not None):
+            row["mean_gain"] = found.gains["mean gain"][number].record()
+            row["worst_gain"] = {
+                "reward": found.worst[number],
+                "sigma": found.gains["worst gain"][number].mean,
+                **found.gains["worst gain"][number].record(),
+            }
+        table["versus"] = record_versus(found, labels)
+    return table
+
+
+def _labels(records: Sequence[RunRecord]) -> list[str]:
+    """Folder names; with the folder above in front where two are the same."""
+    names = [record.name for record in records]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{record.path.resolve().parent.name}/{record.name}" for record in records]
 
 
 def _run_row(record: RunRecord, last: Evaluation, names: list[str]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Joint:
 
 
 def joint_rates(after_KN: ArrayLike, before_KN: ArrayLike, tie: float = 1e-9) -> Joint:
-    """How often a picture beats, or loses to, its twin on *every* applicable reward.
+    """How often a picture beats, or loses to, the base's picture on *every* applicable reward.
 
     Differences up to `tie` count as neither. A picture with one applicable reward counts too.
     """

@@ -143,11 +143,17 @@ def score_tables(
     after: Evaluation, before: Evaluation, names: list[str]
 ) -> tuple[Floats, Floats, list[str]]:
     """([K, n] after, [K, n] before, prompts) over the pictures with the same prompt and seed."""
-    twins = {_key(entry): entry for entry in before.samples}
-    pairs = [(e, twins[_key(e)]) for e in after.samples if _key(e) in twins]
+    drawn = {_key(entry): entry for entry in before.samples}
+    pairs = [(e, drawn[_key(e)]) for e in after.samples if _key(e) in drawn]
     now = _table([entry for entry, _ in pairs], names)
-    then = _table([twin for _, twin in pairs], names)
+    then = _table([entry for _, entry in pairs], names)
     return now, then, [str(entry.get("prompt", "")) for entry, _ in pairs]
+
+
+def scores_of(evaluation: Evaluation, names: list[str]) -> dict[tuple[Any, Any], Floats]:
+    """Scores [K] of every picture, by prompt and seed."""
+    entries = evaluation.samples
+    return {_key(e): row for e, row in zip(entries, _table(entries, names).T)}
 
 
 def _table(entries: list[dict[str, Any]], names: list[str]) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,14 @@ def _position(option: str, name: str, index: Mapping[str, int]) -> int:
     return index[name]
 
 
-def _vector(option, values, names, default, allowed, wanted) -> Array:
+def _vector(
+    option: str,
+    values: Mapping[str, float] | None,
+    names: Sequence[str],
+    default: float,
+    allowed: Callable[[float], bool],
+    wanted: str,
+) -> Array:
     index = {name: k for k, name in enumerate(names)}
     vector = np.full(len(names), default, dtype=np.float64)
     for name, value in (values or {}).items():

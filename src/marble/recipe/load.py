@@ -40,7 +40,8 @@ def load_recipe(
 
     A file may say `extends: other` (a shipped name, or a path relative to itself): its keys are
     laid over the other's, mappings key by key, lists as a whole. `rewards.add` and
-    `rewards.drop` change the inherited list of training rewards without repeating it.
+    `rewards.drop` change the inherited list of training rewards without repeating it. A reward
+    `file.py:callable` is looked for beside the file that names it, then in the current folder.
 
     An objective or a rule of one's own is imported here. Where a run folder names it, only if
     this account has trained with it, or with `trust`.
@@ -87,9 +88,21 @@ def _find(name: str, beside: Path | None = None) -> Path:
         if path.is_dir() and (path / "config.yaml").is_file():
             return path / "config.yaml"
     known = list_recipes()
-    near = nearest(name, known)
+    near = _misspelt(name) or nearest(name, known)
     hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
     raise RecipeError(f"no recipe or file called '{name}'; {hint}")
+
+
+def _misspelt(name: str) -> str | None:
+    """A recipe file in the same folder whose name differs by its ending or a letter or two."""
+    try:
+        path = Path(name).expanduser()
+        there = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
+    except (OSError, RuntimeError, ValueError):
+        return None
+    same = [name for name in there if Path(name).stem == path.stem]
+    close = same[0] if same else nearest(path.name, there)
+    return None if close is None else str(path.parent / close)
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -101,6 +114,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     raw = read(path)
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of sections, not {type(raw).__name__}")
+    if "rewards" in raw:
+        raw["rewards"] = _placed(raw["rewards"], path.parent)
     parent = raw.pop("extends", None)
     if parent is None:
         return _layer({}, raw, str(path))
@@ -111,6 +126,24 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     base.pop("name", None)
     base.pop("description", None)
     return _layer(base, raw, str(path))
+
+
+def _placed(value: Any, folder: Path, named: bool = False) -> Any:
+    """The same with the whole path in every reward `file.py:callable` of it, so that the recipe
+    that a run keeps works from anywhere. `named`: the value is a reward's own."""
+    if isinstance(value, dict):
+        return {
+            key: inner if key == "options" else _placed(inner, folder, key == "reward")
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_placed(inner, folder) for inner in value]
+    file, _, attribute = value.rpartition(":") if isinstance(value, str) and named else ("", "", "")
+    if not file.endswith(".py"):
+        return value
+    given = Path(file).expanduser()
+    beside, here = folder / given, Path.cwd() / given
+    return f"{here if here.is_file() and not beside.is_file() else beside}:{attribute}"
 
 
 def _layer(base: dict[str, Any], top: dict[str, Any], where: str) -> dict[str, Any]:
@@ -184,6 +217,8 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
     if not equals or not all(parts) or len(parts) > MOST_PARTS:
         raise RecipeError(f"'{text}': an override looks like section.key=value")
     parsed = parse(value, f"override {key}")
+    if parts[0] == "rewards":
+        parsed = _placed(parsed, Path.cwd(), named=parts[-1] == "reward")
     if parts[0] == "extends":
         raise RecipeError("extends: name the recipe to start from instead of overriding it")
     if parts[0] == "rewards" and len(parts) > 2 and parts[1] not in Rewards.model_fields:

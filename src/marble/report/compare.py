@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from marble.evaluation.compare import compare_table
+from marble.evaluation.versus import Versus, sentences, versus
 from marble.report.folder import Run
-from marble.report.numbers import count, duration, figure, percent, sigma, signed
+from marble.report.numbers import duration, figure, percent, sigma, signed
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: its text, and whether it is the best of its column."""
+    """A table cell: its text, and whether it is ahead of every other run of its column, with
+    paired intervals that exclude a tie."""
 
     text: str
     best: bool = False
@@ -31,11 +31,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two tables and the sentence that sums them up."""
+    """Two tables and the sentences that sum them up."""
 
     scores: Table
     costs: Table
-    leader: str
+    said: list[str]
 
 
 def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Comparison | None:
@@ -49,77 +49,87 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Comparison | None:
     for row, (_, label) in zip(rows, judged):
         row["label"] = label
     base = [{**row, "label": "base"} for row in table["rows"] if row["method"] is None]
-    return Comparison(_scores(base + rows, table["metrics"]), _costs(rows), _leader(rows))
-
-
-def _scores(rows: list[dict[str, Any]], names: list[str]) -> Table:
-    values = [[row["scores"][n]["mean"] for n in names] + [row["composite"]] for row in rows]
-    forms = [figure] * len(names) + [signed]
-    return Table([*names, "composite"], _marked(rows, values, forms, [1] * len(forms)))
-
-
-def _costs(rows: list[dict[str, Any]]) -> Table:
-    values = []
-    for row in rows:
-        own, held, applied = (
-            row["harmony"][kind] for kind in ("harmony", "harmony_heldout", "harmony_applied")
-        )
-        values.append(
-            [
-                (row.get("worst_gain") or {}).get("sigma"),
-                row.get("joint_domination"),
-                row.get("joint_collapse"),
-                (row.get("hypervolume") or {}).get("value"),
-                own["min"],
-                own["conflict_rate"],
-                held["conflict_rate"],
-                applied["conflict_rate"],
-                row["seconds"],
-            ]
-        )
-    head = ["worst gain", "dominates", "collapses", "hypervolume", "worst cos", "conflict"]
-    head += ["held-out conflict", "applied conflict", "time"]
-    forms = [sigma, percent, percent, figure, signed, percent, percent, percent, duration]
-    sense = [1, 1, -1, 1, 1, -1, -1, -1, 0]
-    # What no run measured has no column.
-    kept = [i for i in range(len(head)) if any(row[i] is not None for row in values)]
-    values = [[row[i] for i in kept] for row in values]
-    return Table(
-        [head[i] for i in kept],
-        _marked(rows, values, [forms[i] for i in kept], [sense[i] for i in kept]),
+    trained = table["trained"]
+    names = [*trained, *(n for n in table["metrics"] if n not in trained)]
+    leads = {name: _leads(judged, [name]) for name in names}
+    own = _leads(judged, trained)
+    return Comparison(
+        _scores(base + rows, names, trained, leads),
+        _costs(rows, own),
+        sentences(own, [label for _, label in judged]) if own else [],
     )
 
 
-def _leader(rows: list[dict[str, Any]]) -> str:
-    """Which run comes first on the composite, and how its worst reward fares."""
-    first = max(rows, key=lambda row: row["composite"])
-    text = f"Of {count(len(rows))} runs, {first['label']} has the best composite"
-    worst = [(r["worst_gain"]["sigma"], r["label"]) for r in rows if r.get("worst_gain")]
-    if not first.get("worst_gain"):
-        return text + "."
-    own, (most, safest) = first["worst_gain"], max(worst)
-    if safest == first["label"]:
-        return f"{text} and the best worst reward ({own['reward']}, {sigma(most)})."
-    return (
-        f"{text}; its worst reward, {own['reward']}, stands at {sigma(own['sigma'])}, "
-        f"while {safest} keeps every reward at {sigma(most)} or better."
-    )
+def _leads(judged: Sequence[tuple[Run, str]], names: list[str]) -> Versus | None:
+    """Runs against each other on these scores, where one of them has the base's."""
+    base = next((run.record.base for run, _ in judged if run.record.base), None)
+    runs = [run.record.last for run, _ in judged]
+    return None if base is None else versus(base, [run for run in runs if run], names)
 
 
-def _marked(
+def _clear(found: Versus | None, measure: str) -> int | None:
+    """The run whose lead excludes a tie with every other; None where no run's does."""
+    if found is None:
+        return None
+    lead = next(lead for lead in found.leads if lead.measure == measure)
+    return lead.first if lead.leads and not lead.close else None
+
+
+def _scores(
     rows: list[dict[str, Any]],
-    values: list[list[float | None]],
-    forms: Sequence[Any],
-    sense: Sequence[int],
-) -> list[tuple[str, list[Cell]]]:
-    """Cells as text; a column's one best is marked (sense 1: larger, −1: smaller, 0: none)."""
-    table = np.array([[math.nan if v is None else v for v in row] for row in values])
-    best = []
-    for column, way in zip(table.T, sense):
-        known = column[np.isfinite(column)]
-        first = (known.max() if way > 0 else known.min()) if way and len(known) > 1 else math.nan
-        best.append(first if np.sum(known == first) == 1 else math.nan)  # a tie has no best
-    return [
-        (row["label"], [Cell(form(v), bool(v == b)) for v, form, b in zip(line, forms, best)])
-        for row, line in zip(rows, table)
-    ]
+    names: list[str],
+    trained: list[str],
+    leads: dict[str, Versus | None],
+) -> Table:
+    first = len([row for row in rows if row["label"] == "base"])
+    body = []
+    for number, row in enumerate(rows):
+        cells = [
+            Cell(
+                _text(row["scores"][n]["mean"], figure),
+                _clear(leads[n], "mean gain") == number - first,
+            )
+            for n in names
+        ]
+        body.append((row["label"], [*cells, Cell(_text(row["composite"], signed))]))
+    heads = [n if n in trained else f"{n} (held out)" for n in names]
+    return Table([*heads, "composite"], body)
+
+
+def _costs(rows: list[dict[str, Any]], own: Versus | None) -> Table:
+    columns: list[tuple[str, list[Cell]]] = []
+    for measure, key in (("mean gain", "mean_gain"), ("worst gain", "worst_gain")):
+        best = _clear(own, measure)
+        cells = [Cell(_gain(row.get(key)), best == i) for i, row in enumerate(rows)]
+        columns.append((measure, cells))
+
+    def column(title: str, values: list[float | None], form: Callable[[float], str]) -> None:
+        columns.append((title, [Cell(_text(value, form)) for value in values]))
+
+    column("better on all", [row.get("joint_domination") for row in rows], percent)
+    column("worse on all", [row.get("joint_collapse") for row in rows], percent)
+    column("hypervolume", [(row.get("hypervolume") or {}).get("value") for row in rows], figure)
+    column("worst cos", [row["harmony"]["harmony"]["min"] for row in rows], signed)
+    for kind, title in (
+        ("harmony", "conflict"),
+        ("harmony_heldout", "held-out conflict"),
+        ("harmony_applied", "applied conflict"),
+    ):
+        column(title, [row["harmony"][kind]["conflict_rate"] for row in rows], percent)
+    column("time", [row["seconds"] for row in rows], duration)
+    # What no run measured has no column.
+    kept = [(title, cells) for title, cells in columns if any(c.text != "–" for c in cells)]
+    body = [(row["label"], [cells[i] for _, cells in kept]) for i, row in enumerate(rows)]
+    return Table([title for title, _ in kept], body)
+
+
+def _gain(gain: dict[str, Any] | None) -> str:
+    """`+0.31 σ ± 0.05`."""
+    if not gain or gain.get("mean") is None:
+        return "–"
+    half = "" if gain.get("lo") is None else f" ± {(gain['hi'] - gain['lo']) / 2:.2f}"
+    return sigma(gain["mean"]) + half
+
+
+def _text(value: float | None, form: Callable[[float], str]) -> str:
+    return form(math.nan if value is None else value)

@@ -99,7 +99,7 @@ def advantages(run: Run) -> list[dict[str, Any]]:
 
 
 def _times(run: Run) -> dict[str, Any]:
-    """Seconds a step by phase; a phase that a step had none of took no time there."""
+    """Seconds per step by phase; a phase that a step had none of took no time there."""
     metrics = run.metrics
     bins = bin_edges(len(metrics.steps), MOST_BARS)
     logged = {p: metrics.columns[f"time/{p}"] for p in PHASES if f"time/{p}" in metrics.columns}

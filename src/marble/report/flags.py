@@ -44,7 +44,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Check:
-    """One canary: its title, the two sides as text, and a sentence. `flagged` says it sings."""
+    """One drift statistic: its title, the two sides as text, and a sentence."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ class Check:
 
 
 def statistics(pictures: Sequence[Picture]) -> dict[str, Floats]:
-    """Each canary over an evaluation's pictures; measured from the files where not logged."""
+    """Each drift statistic over an evaluation's pictures; from the files where not logged."""
     if not all(picture.canaries for picture in pictures):
         return _measured(pictures)
     names = dict.fromkeys(name for picture in pictures for name in picture.canaries)
@@ -81,7 +81,7 @@ def checks(
     gained: Sequence[Gain],
     held: Sequence[Gain],
 ) -> list[Check]:
-    """Every canary there is data for: `statistics` of the base against those of a step."""
+    """Every drift statistic there is data for: `statistics` of the base against those of a step."""
     found: list[Check] = []
     for name in WORDS:
         if name in before and name in now and (band := base_range(before[name])):

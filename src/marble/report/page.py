@@ -20,6 +20,7 @@ import numpy as np
 from markupsafe import Markup
 
 from marble import __version__
+from marble.diagnose import diagnose
 from marble.errors import MarbleError
 from marble.evaluation.pareto import hypervolume
 from marble.evaluation.runs import Evaluation
@@ -82,7 +83,9 @@ def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
     template = _environment().get_template("page.html.j2")
     return template.render(
         runs=list(zip(labels, runs, verdicts)),
+        diagnoses=[diagnose(run.record, run.metrics.columns) for run in runs],
         payload=payload,
+        halves=any(run.method == "marble" and len(run.rewards) == 2 for run in runs),
         comparison=compare.comparison(runs, labels),
         data=Markup(_json(payload)),
         plotly=Markup(plotly),
@@ -150,7 +153,6 @@ def _gains(candidate: Candidate) -> dict[str, Any]:
     return {
         "step": candidate.step,
         "z": {g.name: numbers.compact([g.z])[0] for g in every},
-        "composite": numbers.compact([candidate.composite])[0],
         "trained": numbers.compact([numbers.mean([g.z for g in candidate.trained])])[0],
         "held": numbers.compact([numbers.mean([g.z for g in candidate.held])])[0],
         "sound": candidate.sound,

@@ -27,8 +27,13 @@ class Candidate:
         return self.evaluation.step
 
     @property
-    def composite(self) -> float:
-        """Mean gain over trained and held-out rewards, in base standard deviations."""
+    def mean_gain(self) -> float:
+        """Over the rewards trained on, in base standard deviations."""
+        return mean([g.z for g in self.trained])
+
+    @property
+    def overall(self) -> float:
+        """Mean gain over all scores, trained on and held out: by this a checkpoint is chosen."""
         return mean([g.z for g in (*self.trained, *self.held)])
 
     @property
@@ -45,7 +50,7 @@ class Candidate:
 
     @property
     def sound(self) -> bool:
-        """No reward clearly below the base, no canary singing."""
+        """No reward clearly below the base, no drift statistic flagged."""
         return not self.flagged and not any(g.fell for g in (*self.trained, *self.held))
 
 
@@ -61,7 +66,7 @@ class Verdict:
     last: Candidate | None
     candidates: list[Candidate]
     statistics: dict[int, dict[str, Floats]]
-    """Canaries of every evaluation's pictures by step; the base is 0."""
+    """Drift statistics of every evaluation's pictures by step; the base is 0."""
 
 
 def judge(run: Run) -> Verdict:
@@ -73,7 +78,7 @@ def judge(run: Run) -> Verdict:
     candidates = _candidates(run, seen)
     if not candidates:
         return Verdict("none", _no_verdict(run), [], None, None, [], seen)
-    chosen, reason = recommend(candidates)
+    chosen, reason = _kept(run, candidates) or recommend(candidates)
     last = candidates[-1]
     tone, headline = _headline(chosen.trained)
     if chosen.flagged:
@@ -82,19 +87,33 @@ def judge(run: Run) -> Verdict:
     return Verdict(tone, headline, [d for d in details if d], chosen, last, candidates, seen)
 
 
+def _kept(run: Run, candidates: Sequence[Candidate]) -> tuple[Candidate, str] | None:
+    """The checkpoint that the run itself kept as its best, if it was evaluated and is sound."""
+    best = run.state.get("best")
+    step = best.get("step") if isinstance(best, dict) else None
+    found = next((c for c in candidates if c.step == step and c.sound), None)
+    if found is None or not isinstance(best, dict):
+        return None
+    value = best.get("value")
+    told = f", {best.get('by')} relative gain {sigma(value)}" if isinstance(value, float) else ""
+    return found, f"Take step {step}: the best checkpoint by the run's own probe{told}."
+
+
 def recommend(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
     """The checkpoint to take, and why.
 
-    Among those with nothing clearly below the base and no canary singing, the best composite;
-    where there is none, the one whose worst reward is least bad. Ties go to the earlier step.
+    Among those with nothing clearly below the base and no drift statistic flagged, the highest mean
+    gain over all scores, also those held out, so that no reward is bought with a judge nobody
+    trained on; where there is none, the one whose worst score is least bad. Ties go to the earlier
+    step.
     """
-    sound = [c for c in candidates if c.sound and math.isfinite(c.composite)]
+    sound = [c for c in candidates if c.sound and math.isfinite(c.overall)]
     if sound:
-        best = max(sound, key=lambda c: (c.composite, -c.step))
-        why = "the best composite"
+        best = max(sound, key=lambda c: (c.overall, -c.step))
+        why = f"the highest mean gain over all {len(best.trained) + len(best.held)} scores"
         if len(candidates) > 1:
             why += f" of {count(len(sound))} sound checkpoint{'s' * (len(sound) > 1)}"
-        return best, f"Take step {best.step}: {why} ({sigma(best.composite)} over the base)."
+        return best, f"Take step {best.step}: {why} ({sigma(best.overall)})."
 
     def least_bad(c: Candidate) -> tuple[float, int]:
         lowest = [g.z for g in (*c.trained, *c.held) if math.isfinite(g.z)]
@@ -117,7 +136,7 @@ def _candidates(run: Run, seen: dict[int, dict[str, Floats]]) -> list[Candidate]
         if trained:
             sung = checks(run, evaluation.step, seen[0], seen[evaluation.step], trained, held)
             found.append(Candidate(evaluation, trained, held, sung))
-    return found
+    return sorted(found, key=lambda c: c.step)
 
 
 def _no_verdict(run: Run) -> str:
@@ -175,7 +194,7 @@ def _canaries(chosen: Candidate) -> str:
         return ""
     if chosen.flagged:
         return "Signs of cheating: " + " ".join(c.sentence for c in chosen.flagged)
-    return f"No sign of cheating: all {count(len(chosen.checks))} canaries are quiet."
+    return f"No sign of cheating: none of the {len(chosen.checks)} drift statistics is flagged."
 
 
 def _last(chosen: Candidate, last: Candidate) -> str:
@@ -185,7 +204,7 @@ def _last(chosen: Candidate, last: Candidate) -> str:
         trouble = [g.name for g in (*last.trained, *last.held) if g.fell]
         trouble += [c.title.lower() for c in last.flagged]
         return f"The last evaluated step, {last.step}, is worse: see {_listed(trouble)}."
-    return f"The last evaluated step, {last.step}, has composite {sigma(last.composite)}."
+    return f"The last evaluated step, {last.step}, gains {sigma(last.overall)} on average."
 
 
 def _amount(gain: Gain) -> str:

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from marble.rewards.place import place
+
 
 class Relayed(Exception):
     """An error told in words: of another process, or of a kind that must not be raised."""
@@ -51,11 +53,13 @@ def as_failure(error: BaseException) -> BaseException:
 
 
 def said(error: BaseException) -> str:
-    """An error in one line."""
+    """An error in one line, with the place in the user's code where it arose."""
     text = " ".join(str(error).split())
     if isinstance(error, Relayed):
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    where = place(error)
+    return f"{where}: {told}" if where else told
 
 
 class _Surroundings:

@@ -11,12 +11,56 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 RECENT = 5
 """Steps whose mean is shown as "now"."""
+ESTIMATE_AT = 3
+"""Step after which a run says once how long it will take: the first is slower than the others."""
+
+
+class _Left(ProgressColumn):
+    """Time left by the mean step since training began. rich's own column forgets steps older than
+    30 s, which is every step of a large model."""
+
+    max_refresh = 1.0
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def render(self, task: Task) -> Text:
+        left = self.clock.left()
+        return Text("–" if left is None else str(timedelta(seconds=round(left))))
+
+
+class Clock:
+    """Seconds per step, evaluations and checkpoints in between included."""
+
+    def __init__(self, steps: int, done: int) -> None:
+        self.steps, self.first, self.done = steps, done, done
+        self.began = self.at = time.monotonic()
+
+    def begin(self) -> None:
+        """Training begins: what came before, as the base's evaluation, is no part of a step."""
+        self.began = self.at = time.monotonic()
+
+    def step(self, done: int) -> None:
+        self.done, self.at = done, time.monotonic()
+
+    def per_step(self) -> float | None:
+        taken = self.done - self.first
+        return (self.at - self.began) / taken if taken > 0 else None
+
+    def left(self) -> float | None:
+        """Seconds until the last step is done; counts down between steps. None before the first."""
+        each = self.per_step()
+        if each is None:
+            return None
+        return max(0.0, each * (self.steps - self.done) - (time.monotonic() - self.at))
 
 
 class Display:
@@ -30,13 +74,16 @@ class Display:
         self.history: dict[str, list[float]] = {name: [] for name in names}
         self.alpha: dict[str, float] = {}
         self.worst: float | None = None
-        self._started, self._first, self._spoke = time.monotonic(), done, 0.0
+        self.gains: dict[str, float] = {}
+        self._probed: set[str] = set()
+        self.clock = Clock(steps, done)
+        self._spoke = 0.0
         self._progress = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            _Left(self.clock),
             TextColumn("{task.fields[note]}"),
             console=console,
         )
@@ -58,6 +105,10 @@ class Display:
         whole = not self.console.is_terminal
         self.console.print(line, highlight=False, markup=False, soft_wrap=whole)
 
+    def begin(self) -> None:
+        """The first step begins: from here on the time is counted."""
+        self.clock.begin()
+
     def doing(self, what: str) -> None:
         self._progress.update(self._task, note=what)
 
@@ -68,6 +119,8 @@ class Display:
             if value is not None and value == value:
                 self.history[name].append(float(value))
             self.alpha[name] = float(row[f"alpha/{name}"])
+        self.gained(row)
+        self.clock.step(row["step"])
         if row.get("harmony/min") is not None:
             self.worst = float(row["harmony/min"])
         speed = f"{row['images_per_s']:.1f} images/s"
@@ -75,39 +128,71 @@ class Display:
             self._task, completed=row["step"], note=f"epoch {row['epoch'] + 1}  {speed}"
         )
         if self._live is not None:
-            self._live.update(Group(self._progress, self._table()))
+            self._live.update(Group(self._progress, self._table(), self._caption()))
         elif row["step"] == self.steps or time.monotonic() - self._spoke > 20:
             self._spoke = time.monotonic()
             self.say(self._line(row, speed))
+        if row["step"] - self.clock.first == ESTIMATE_AT and row["step"] < self.steps:
+            self.say(self._estimate())
+
+    def gained(self, row: Mapping[str, Any]) -> None:
+        """Takes in paired gains over the base: the probe's, or those of the balance."""
+        for name in self.names:
+            gain = row.get(f"probe/{name}", row.get(f"progress/{name}"))
+            if gain is not None and not (name in self._probed and f"probe/{name}" not in row):
+                self.gains[name] = float(gain)
+            if f"probe/{name}" in row:
+                self._probed.add(name)
+
+    def _estimate(self) -> str:
+        each, left = self.clock.per_step() or 0.0, self.clock.left() or 0.0
+        until = time.strftime("%a %H:%M", time.localtime(time.time() + left))
+        return (
+            f"about {lasting(each)} per step: {self.steps - self.clock.done} more steps take about "
+            f"{lasting(left)}, until {until}"
+        )
 
     def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 2), header_style="dim", caption_justify="left")
+        table = Table(box=None, padding=(0, 2), header_style="dim")
         # Names may take what two numbers, α, a short trend and the space between leave; then the
         # trend takes the rest.
         most = max(8, self.console.width - 46)
         longest = min(most, max(map(len, self.names)))
         trend = min(48, max(4, self.console.width - longest - 42))
         table.add_column("reward", no_wrap=True, max_width=most)
-        for heading in ("now", "change"):
+        # Batches have different prompts, so a change of their means is no verdict and has no
+        # colour; a gain over the base on the same prompts and seeds has one.
+        paired = bool(self.gains)
+        for heading in ("now", "gain, σ" if paired else "change"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("trend", no_wrap=True)
         table.add_column("α", justify="right", no_wrap=True)
         for name in self.names:
             values = self.history[name]
-            change = _change(values)
-            colour = "green" if (change or 0) > 0 else "red"
             table.add_row(
                 escape(name),
                 f"{_mean(values[-RECENT:]):.3f}" if values else "–",
-                f"[{colour}]{signed(change)}[/]" if change else "–",
+                self._gain(name) if paired else _told(_change(values)),
                 sparkline(values, trend),
                 f"{self.alpha.get(name, float('nan')):.2f}",
             )
+        return table
+
+    def _caption(self) -> Text:
         caption = f"  means of {RECENT} steps"
+        if self.gains:
+            caption += "; gain: over the base, same prompts and seeds"
+        else:
+            caption += "; prompts differ from step to step"
         if self.worst is not None:
             caption += f"; worst cosine of the update with a reward: {self.worst:+.3f}"
-        table.caption = caption
-        return table
+        return Text(caption, style="dim italic")
+
+    def _gain(self, name: str) -> str:
+        gain = self.gains.get(name)
+        if gain is None:
+            return "–"
+        return f"[{'green' if gain > 0 else 'red'}]{gain:+.2f}[/]"
 
     def _line(self, row: Mapping[str, Any], speed: str) -> str:
         rewards = [f"{n} {_mean(v[-RECENT:]):.3f}" for n, v in self.history.items() if v]
@@ -115,11 +200,27 @@ class Display:
         if self.worst is not None:
             parts.append(f"worst cos {self.worst:+.3f}")
         parts.append(speed)
-        done, left = row["step"] - self._first, self.steps - row["step"]
-        if left:
-            seconds = (time.monotonic() - self._started) / max(1, done) * left
-            parts.append(f"{timedelta(seconds=round(seconds))} left")
+        left = self.clock.left()
+        if left is not None and row["step"] < self.steps:
+            parts.append(f"{timedelta(seconds=round(left))} left")
         return "  ".join(parts)
+
+
+def lasting(seconds: float) -> str:
+    """3.2 s, 12 s, 4 min, 2 h 10 min, 26 days."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    return f"{seconds / 86400:.1f} days"
+
+
+def _told(change: float | None) -> str:
+    return signed(change) if change else "–"
 
 
 def signed(value: float) -> str:

@@ -61,6 +61,7 @@ class RunFolder:
                 f"{path}: cannot write there ({error.strerror}); choose another --out"
             ) from error
         if not resuming and (path / "metrics.jsonl").exists():
+            self._lock.close()
             raise MarbleError(
                 f"{path} already holds a run; go on with --resume {path}, or choose another --out"
             )

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from marble.errors import LostProcess, MarbleError
 from marble.recipe import Recipe
+from marble.recipe.notes import notes
 from marble.recipe.trust import remember
 from marble.training import fsdp, random_state, setup
 from marble.training.checkpoint import State, load_state
@@ -153,8 +154,11 @@ def _loop(
     display = Display(recipe.rewards.names, recipe.train.steps, trainer.step, console)
     collapsed: str | None = None
     with StopRequest(recipe.train.max_hours) as stop, display:
+        for note in notes(recipe):
+            display.say(note)
         if recorder.fresh:
             recorder.begin(trainer, display)
+        display.begin()
         while not trainer.finished:
             rows = trainer.run_epoch()
             for row in rows:
@@ -163,6 +167,7 @@ def _loop(
                 display.say(f"step {trainer.step}: {warning}")
             stopping = processes.any(bool(stop))
             collapsed = recorder.epoch(trainer, rows, stopping, display)
+            display.gained(rows[-1])
             if stopping or collapsed:
                 break
         if collapsed or trainer.finished:

@@ -1,4 +1,4 @@
-// Canaries: image statistics against the base's range, and the gap to held-out rewards.
+// Drift statistics: image statistics against the base's range, and the gap to held-out rewards.
 
 chart("canary-curves", (run, width) => {
   const names = Object.keys(run.canaries);

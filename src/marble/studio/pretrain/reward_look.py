@@ -7,6 +7,7 @@ float ``[n, 3, 64, 64]`` in [0, 1].
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +28,25 @@ def mild(x: Tensor) -> Tensor:
     return x.clamp(0, 1)
 
 
-def spoil(x: Tensor, severity: Tensor, latent_noise=None) -> Tensor:
+def spoil(
+    x: Tensor,
+    severity: Tensor,
+    latent_noise: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
     """Each picture damaged in one of several ways, by ``severity`` ``[n]`` in [0, 1].
 
     Ways go by position in the (shuffled) batch. ``latent_noise(x, strength)`` disturbs the
     picture in the autoencoder's latents: what an undertrained generator's mistakes look like.
     """
-    ways = [_noisy, _blurred, _pixelated, _shuffled, _wavy, _ghosted, _faded]
+    ways: list[Callable[[Tensor, Tensor], Tensor]] = [
+        _noisy,
+        _blurred,
+        _pixelated,
+        _shuffled,
+        _wavy,
+        _ghosted,
+        _faded,
+    ]
     ways += [_smeared, _misprinted, _blotched, _darkened, _wavy]  # waves are the hardest to see
     if latent_noise is not None:
         ways += [latent_noise] * 3
