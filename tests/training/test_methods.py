@@ -10,7 +10,11 @@ from marble.recipe import METHODS, list_recipes, load_recipe
 from marble.training import setup
 from marble.training.run import train
 
-STUDIO = [name for name in list_recipes() if name.startswith("studio")]
+STUDIO = [
+    name
+    for name in list_recipes()
+    if name.startswith("studio") and load_recipe(name).objective.name == "nft"
+]
 QUICK = [
     "model.lora={rank: 2, alpha: 4}",
     "data.prompts_per_epoch=2",
