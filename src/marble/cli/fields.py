@@ -50,7 +50,8 @@ def show_fields(docs: Sequence[FieldDoc], console: Console) -> None:
             sections.setdefault(doc.path.split(".")[0] if "." in doc.path else "", []).append(doc)
     rows = {
         section: [
-            (_name(doc, section, console), written(doc.default), _meaning(doc)) for doc in own
+            (_name(doc, section, console), written(doc.default), _meaning(doc, console))
+            for doc in own
         ]
         for section, own in sections.items()
     }
@@ -70,15 +71,20 @@ def show_fields(docs: Sequence[FieldDoc], console: Console) -> None:
 
 
 def _name(doc: FieldDoc, section: str, console: Console) -> str:
-    """Under its section's heading a field needs no more than its own name."""
-    return doc.path.removeprefix(f"{section}.") if console.is_terminal else doc.path
+    """Under its section's heading a field needs no more than its own name; what it is an option
+    of (`… (method: mgda)`) then stands with its meaning."""
+    if not console.is_terminal:
+        return doc.path
+    return doc.path.removeprefix(f"{section}.").partition(" (")[0]
 
 
-def _meaning(doc: FieldDoc) -> Text:
+def _meaning(doc: FieldDoc, console: Console) -> Text:
     """The description; the type too where the default does not show it."""
     told = {"text", "number", "integer", "true | false"}
     plain = doc.kind in told and doc.default is not None
-    return Text(doc.description).append("" if plain else f" ({doc.kind})", style="dim")
+    of = doc.path.partition(" (")[2].rstrip(")") if console.is_terminal else ""
+    start = f"{of}. " if of else ""
+    return Text(start + doc.description).append("" if plain else f" ({doc.kind})", style="dim")
 
 
 def written(value: Any) -> str:
