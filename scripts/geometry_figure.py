@@ -2,7 +2,7 @@
 
 marble geometry runs/mine --base --out base.json
 marble geometry runs/mine --out trained.json
-python scripts/geometry_figure.py base.json trained.json --out docs/img/geometry.png
+python scripts/geometry_figure.py base.json trained.json --out geometry.png
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STYLE = Path(__file__).with_name("figures.mplstyle")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", type=Path, help="JSON of `marble geometry`")
-    parser.add_argument("--out", "-o", type=Path, default=Path("docs/img/geometry.png"))
+    parser.add_argument("--out", "-o", type=Path, default=Path("geometry.png"))
     args = parser.parse_args()
     records = [json.loads(path.read_text()) for path in args.files]
     names = records[0]["rewards"]

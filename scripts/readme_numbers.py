@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 STUDIO = ROOT / "docs" / "studio.md"
 TRAIN = "studio_train.json"
-OTHERS = ("studio_marble.json", "studio_weighted_sum.json")
 NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
 NOTES |= {"geneval-strict": "`studio-geneval`, strict (not trained on)"}
 NOTES |= {"studio-geneval": "`studio-geneval`, partial"}
@@ -102,21 +101,6 @@ def trained_table(results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
-def compared(results: Path = RESULTS) -> str:
-    """The runs of `make train`'s recipe with other rules, a column each."""
-    runs = [json.loads((results / name).read_text()) for name in (TRAIN, *OTHERS)]
-    heads = [f"`{run['method']}`, seed {run['seed']}" for run in runs]
-    lines = [
-        "| gain on held-out prompts | " + " | ".join(heads) + " |",
-        "|---|" + "---|" * len(runs),
-    ]
-    for name in runs[0]["gains"]:
-        gains = [run["gains"][name] for run in runs]
-        cells = [f"{signed(g['mean'])} [{signed(g['lo'])}, {signed(g['hi'])}]" for g in gains]
-        lines.append(f"| {NOTES.get(name, f'`{name}`')} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
@@ -126,7 +110,6 @@ BLOCKS = {
     (README, "numbers"): gradients,
     (README, "trained"): trained,
     (STUDIO, "trained"): trained_table,
-    (STUDIO, "compared"): compared,
 }
 
 

@@ -1,6 +1,6 @@
 """What every rule did to every reward: a study's relative gains as one figure.
 
-python scripts/study_figure.py studies/results/paper.json --out docs/img/study-paper.png
+python scripts/study_figure.py studies/results/regime.json --out docs/img/study-regime.png
 """
 
 from __future__ import annotations

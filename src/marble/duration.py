@@ -57,8 +57,8 @@ class Times:
     """Parameters × latent tokens, in whose proportion the above grows."""
 
 
-H200_SD35M = Times(0.0150, 0.0557, 0.118, 1.31, 0.022, 2.243e9 * 32**2)
-CPU_STUDIO = Times(0.0035, 0.0079, 0.0105, 2.1, 0.0075, 5.6e6 * 4**2)
+H200_SD35M = Times(0.0150, 0.0557, 0.118, 1.31, 0.022, 2.47e9 * 32**2)
+CPU_STUDIO = Times(0.0035, 0.0079, 0.0105, 2.1, 0.0075, 4.7e6 * 8**2)
 CPU_CORES = 2
 """Cores that CPU_STUDIO was measured with."""
 
@@ -164,8 +164,10 @@ def _size(recipe: Recipe) -> float:
     """Parameters × latent tokens: what a pass through the model grows with."""
     from marble.memory import model_facts
 
-    side = recipe.model.resolution or (64 if recipe.model.path == "studio" else 1024)
-    return float(model_facts(recipe).parts["transformer"] * (side / 16) ** 2)
+    known = model_facts(recipe)
+    at = known.layout
+    side = (recipe.model.resolution or at.resolution) / (at.factor * at.patch)
+    return known.parts["transformer"] * side**2
 
 
 def _scoring(recipe: Recipe, on_gpu: bool, held_out: bool = False) -> tuple[float, list[str]]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from marble.models.tiny import save_tiny_sd3
+from marble.models.sd3 import SD3
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    return save_tiny_sd3(tmp_path_factory.mktemp("model"), t5=True)
+    return SD3.tiny(tmp_path_factory.mktemp("model"), t5=True)
 
 
 def run(script: str, *words: object) -> str:

@@ -178,3 +178,16 @@ def test_a_run_without_evaluation_is_left_out_of_the_comparison(
     found = comparison(runs, ["a", "b", "young"])
     assert found is not None and [label for label, _ in found.costs.rows] == ["a", "b"]
     assert comparison(runs[1:], ["b", "young"]) is None
+
+
+def test_the_checkpoint_that_the_run_kept_is_taken_unless_it_is_unsound(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    steps = [e.step for e in read_run(folder).trained]
+    state = json.loads((folder / "run.json").read_text())
+    state["best"] = {"step": steps[-2], "value": 0.31, "by": "worst"}
+    (folder / "run.json").write_text(json.dumps(state))
+    verdict = judge(read_run(folder))
+    assert verdict.chosen is not None and verdict.chosen.step == steps[-2]
+    assert any("by the run's own probe, worst relative gain +0.31" in d for d in verdict.details)
+    rescore(folder, steps[-2], read_run(folder).rewards[0], -50.0)
+    assert judge(read_run(folder)).chosen.step != steps[-2]

@@ -150,7 +150,8 @@ def test_a_reward_cannot_end_the_process(how, deadline_s):
 
     with pytest.raises(RewardError) as told:
         score(leave, deadline_s=deadline_s)
-    assert str(told.value).startswith(f"reward leave failed on 'prompt 0': {cause}")
+    assert str(told.value).startswith("reward leave failed on 'prompt 0': ")
+    assert cause in str(told.value)
     scores, said = score(leave, level, deadline_s=deadline_s, on_error="skip_sample")
     assert np.isnan(scores[0]).all() and np.isfinite(scores[1]).all()
     assert cause in said[0]
@@ -179,7 +180,7 @@ class BadAnswer(Reward):
 
 
 def test_applies_is_a_reward_s_code_too():
-    with pytest.raises(RewardError, match=r"picky failed on 'prompt 3': SystemExit: 0.*applies"):
+    with pytest.raises(RewardError, match=r"picky failed on 'prompt 3': .*SystemExit: 0.*applies"):
         score(BadAnswer())
     rewards = RewardSet([BadAnswer()], on_error="skip_sample")
     np.testing.assert_array_equal(rewards.score(IMAGES, PROMPTS, METADATA), [[40, 41, 42, np.nan]])
@@ -231,12 +232,12 @@ for how in ("object", "number", "reused"):
 @pytest.mark.parametrize("code", ["import sys; sys.exit(0)", "raise GeneratorExit"])
 def test_a_file_that_quits_when_imported(code, tmp_path):
     (tmp_path / "quits.py").write_text(code)
-    with pytest.raises(MarbleError, match=r"reward file .*quits.py: (SystemExit|GeneratorExit)"):
+    with pytest.raises(MarbleError, match=r"reward file .*quits.py: .*(SystemExit|GeneratorExit)"):
         load(f"{tmp_path / 'quits.py'}:f")
     (tmp_path / "made.py").write_text(
         f"class R:\n    def __init__(self):\n        {code}\n\ndef f(*_): pass\n"
     )
-    with pytest.raises(MarbleError, match=r"made.py:R: (SystemExit|GeneratorExit)"):
+    with pytest.raises(MarbleError, match=r"made.py:R: .*(SystemExit|GeneratorExit)"):
         load(f"{tmp_path / 'made.py'}:R")
 
 
@@ -244,7 +245,7 @@ def test_a_package_that_quits_when_imported(tmp_path, monkeypatch):
     (tmp_path / "quitting_package.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(str(tmp_path))
     for ask in (load, check):
-        with pytest.raises(MarbleError, match="quitting_package:f: SystemExit: 0"):
+        with pytest.raises(MarbleError, match=r"quitting_package:f: .*SystemExit: 0"):
             ask("quitting_package:f")
 
 

@@ -73,7 +73,7 @@ def test_prompt_files_are_bounded_too(tmp_path):
     with pytest.raises(MarbleError, match=r"p.txt: prompt 2: 8193 characters; at most 8192"):
         load_prompts(str(tmp_path / "p.txt"))
     (tmp_path / "p.jsonl").write_text('{"prompt": "a \\ud800"}\n')
-    with pytest.raises(MarbleError, match="half a character"):
+    with pytest.raises(MarbleError, match="lone surrogate"):
         load_prompts(str(tmp_path / "p.jsonl"))
 
 

@@ -4,6 +4,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 
@@ -201,16 +202,23 @@ def test_a_hang_up_is_no_traceback():
 
 
 def test_whoever_hangs_up_is_not_scored_and_frees_a_place():
-    reward = Brightness(delay=0.6)
+    reward, go = Brightness(), threading.Event()
+    scored = reward.score
+    reward.score = lambda *batch: go.wait(30) and scored(*batch)
     with running([reward], gather_s=0, max_requests=2, batch_size=1) as url:
         for level in (1, 2):  # the first is being scored, the second waits
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(
                     f"{url}/v1/rewards/bright/score",
                     json={"items": [item(level)]},
-                    timeout=0.25,
+                    timeout=1.0,
                     trust_env=False,
                 )
+        until = time.monotonic() + 20
+        while httpx.get(f"{url}/health", trust_env=False).json()["requests"]:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        go.set()
         assert ask(url, [item(3)]).json()["scores"] == [3.0]
         assert len(reward.calls) == 2
 

@@ -149,7 +149,8 @@ def test_exported_loras_draw_the_same_in_stock_diffusers(world, tmp_path):
         lora = run / "checkpoints" / "step-000004" / "lora"
         pipeline, call = stock_call(load_recipe(str(run / "config.yaml")))
         said = folder / "said"
-        words = ["sample", run, *PROMPTS, "--seed", 7, "--device", "cpu", "--out", folder / "ours"]
+        words = ["sample", lora, *PROMPTS, "--recipe", run / "config.yaml"]  # not the run's best
+        words += ["--seed", 7, "--device", "cpu", "--out", folder / "ours"]
         process = start_cli(said, *words)
         process.join(200)
         assert process.exitcode == 0, said.read_text()

@@ -141,3 +141,19 @@ def test_another_seed_is_told(run):
     assert "saved with train.seed=0, resumed with 7" in said
     outcome, said = run_here(run / "config.yaml", run, "train.seed=7", "train.steps=6", resume=True)
     assert outcome.finished and "train.seed" not in said
+
+
+def test_a_launcher_that_restarts_resumes_with_the_words_of_the_start(
+    recipe, tmp_path, monkeypatch
+):
+    """torchrun gives every start the same command line; only a run of another recipe is refused."""
+    words = ["train.steps=2", "eval.at_start=false"]
+    out = tmp_path / "run"
+    assert run_here(recipe, out, *words, "train.max_hours=1e-9")[0].step == 1
+    again, _ = run_here(recipe, out, *words, "train.max_hours=1e-9")
+    assert "already holds a run" in str(again)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    outcome, said = run_here(recipe, out, *words, "train.max_hours=1e-9")
+    assert outcome.step == 2 and "resuming after step 1" in said
+    other, _ = run_here(recipe, out, *words, "train.seed=5")
+    assert "already holds a run" in str(other)

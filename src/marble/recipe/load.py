@@ -88,16 +88,17 @@ def _find(name: str, beside: Path | None = None) -> Path:
         if path.is_dir() and (path / "config.yaml").is_file():
             return path / "config.yaml"
     known = list_recipes()
-    near = _misspelt(path) or nearest(name, known)
+    near = _misspelt(name) or nearest(name, known)
     hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
     raise RecipeError(f"no recipe or file called '{name}'; {hint}")
 
 
-def _misspelt(path: Path) -> str | None:
+def _misspelt(name: str) -> str | None:
     """A recipe file in the same folder whose name differs by its ending or a letter or two."""
     try:
+        path = Path(name).expanduser()
         there = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
-    except OSError:
+    except (OSError, RuntimeError, ValueError):
         return None
     same = [name for name in there if Path(name).stem == path.stem]
     close = same[0] if same else nearest(path.name, there)

@@ -78,13 +78,25 @@ def judge(run: Run) -> Verdict:
     candidates = _candidates(run, seen)
     if not candidates:
         return Verdict("none", _no_verdict(run), [], None, None, [], seen)
-    chosen, reason = recommend(candidates)
+    chosen, reason = _kept(run, candidates) or recommend(candidates)
     last = candidates[-1]
     tone, headline = _headline(chosen.trained)
     if chosen.flagged:
         tone = "bad"
     details = [_held_out(chosen.held), _canaries(chosen), reason, _last(chosen, last)]
     return Verdict(tone, headline, [d for d in details if d], chosen, last, candidates, seen)
+
+
+def _kept(run: Run, candidates: Sequence[Candidate]) -> tuple[Candidate, str] | None:
+    """The checkpoint that the run itself kept as its best, if it was evaluated and is sound."""
+    best = run.state.get("best")
+    step = best.get("step") if isinstance(best, dict) else None
+    found = next((c for c in candidates if c.step == step and c.sound), None)
+    if found is None or not isinstance(best, dict):
+        return None
+    value = best.get("value")
+    told = f", {best.get('by')} relative gain {sigma(value)}" if isinstance(value, float) else ""
+    return found, f"Take step {step}: the best checkpoint by the run's own probe{told}."
 
 
 def recommend(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
@@ -124,7 +136,7 @@ def _candidates(run: Run, seen: dict[int, dict[str, Floats]]) -> list[Candidate]
         if trained:
             sung = checks(run, evaluation.step, seen[0], seen[evaluation.step], trained, held)
             found.append(Candidate(evaluation, trained, held, sung))
-    return found
+    return sorted(found, key=lambda c: c.step)
 
 
 def _no_verdict(run: Run) -> str:

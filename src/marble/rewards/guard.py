@@ -53,7 +53,7 @@ def as_failure(error: BaseException) -> BaseException:
 
 
 def said(error: BaseException) -> str:
-    """An error in one line, with the line of the user's code that it arose in."""
+    """An error in one line, with the place in the user's code where it arose."""
     text = " ".join(str(error).split())
     if isinstance(error, Relayed):
         return text

@@ -86,7 +86,8 @@ class CheckpointWriter:
         staging = self.folder / f".writing-{step_name(step)}"
         try:
             shutil.rmtree(staging, ignore_errors=True)
-            (staging / "lora").mkdir(parents=True)
+            staging.mkdir()
+            (staging / "lora").mkdir()
             write_lora(staging / "lora")
         except (OSError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)

@@ -61,6 +61,7 @@ class RunFolder:
                 f"{path}: cannot write there ({error.strerror}); choose another --out"
             ) from error
         if not resuming and (path / "metrics.jsonl").exists():
+            self._lock.close()
             raise MarbleError(
                 f"{path} already holds a run; go on with --resume {path}, or choose another --out"
             )
@@ -166,7 +167,8 @@ def write_pictures(
     canaries: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """PNGs and an index with prompt, source, seed and scores; scores not `trained` are held-out."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     entries = []
     for i, (sample, image) in enumerate(zip(samples, images)):
         name = f"{i:03d}.png"
@@ -197,7 +199,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # one level: a run's folder that is gone is not made anew
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -45,6 +45,7 @@ def measure(
     if out is not None and processes.is_main:
         groups = [s.group for s in samples]
         statistics = canaries(result.images.numpy(), groups)
+        out.mkdir(parents=True, exist_ok=True)
         write_pictures(
             out, 0, samples, result.images, result.scores, trained=names, canaries=statistics
         )

@@ -325,7 +325,7 @@ class Recorder:
         except CheckpointError as error:
             self._failure = error
         except OSError as error:
-            if error.errno not in DISK_ERRORS:
+            if error.errno not in DISK_ERRORS and self.path.is_dir():
                 raise
             self._failure = self.cannot_write(error)
 
