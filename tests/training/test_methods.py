@@ -70,9 +70,9 @@ def test_every_method_takes_its_steps(runs):
 
 def test_the_gates_let_the_right_rewards_through(runs):
     single = rows_of(runs["single"])[0]
-    assert (single["coefficient/dark"], single["coefficient/red"]) == (1, 0)
+    assert single["coefficient/dark"] > 0 == single["coefficient/red"]
     first, second = rows_of(runs["sequential"])
-    assert (first["coefficient/red"], first["coefficient/dark"]) == (1, 0)
+    assert first["coefficient/red"] > 0 == first["coefficient/dark"]
     assert second["coefficient/dark"] > 0
 
 
