@@ -33,7 +33,7 @@ train: install
 	$(BIN)/marble train studio
 
 test: install-dev
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: install-dev
 	$(BIN)/python -m pytest

@@ -16,7 +16,13 @@ from marble.recipe import Recipe
 
 
 def load_policy(recipe: Recipe, lora: Path | None, device: str | None) -> Adapter:
-    """The recipe's model on `device`, wearing the LoRA if there is one."""
+    """The recipe's model on `device`, wearing the LoRA if there is one.
+
+    In full precision where the recipe leaves it open: these pictures are those of stock diffusers.
+    """
+    if recipe.train.precision == "auto":
+        train = recipe.train.model_copy(update={"precision": None})
+        recipe = recipe.model_copy(update={"train": train})
     if lora is not None:
         read_file(lora)  # a file that is no LoRA is refused before the model loads
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

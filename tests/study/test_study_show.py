@@ -10,12 +10,12 @@ from rich.console import Console
 from marble.study.show import show
 from marble.study.write import cell, order
 
-RESULTS = Path(__file__).parents[2] / "studies" / "results"
+DATA = Path(__file__).parent / "data"
 
 
-@pytest.mark.parametrize("name", ["paper", "toy"])
+@pytest.mark.parametrize("name", ["paper", "stress"])
 def test_table_and_sentences_at_80_columns(name):
-    table = json.loads((RESULTS / f"{name}.json").read_text())
+    table = json.loads((DATA / f"{name}.json").read_text())
     file = io.StringIO()
     show(table, Console(file=file, width=80))
     text = file.getvalue()

@@ -12,6 +12,7 @@ CLIP, KL, LR = 0.5, 0.02, 1e-2
 COMMON = [
     f"optim.grad_clip={CLIP}",
     f"objective.kl={KL}",
+    "balance.target=full",
     "rollout.old_decay={initial: 0.3, rate: 0.1}",
 ]
 

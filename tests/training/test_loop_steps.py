@@ -56,6 +56,7 @@ def test_uniform_is_marble_with_equal_coefficients(trainer, every):
     overrides = [
         "train.steps=3",
         "log.harmony_every=0",
+        "balance.target=full",
         f"balance.every={every}",
         "objective.kl=0.01",
     ]
@@ -151,7 +152,9 @@ def test_two_halves_of_an_epoch_make_its_whole(trainer, monkeypatch):
     def freeze(run):
         monkeypatch.setattr(run.parts.optimizer, "step", lambda: grads.append(gradient(run)))
 
-    settings = ["balance.method=single", "balance.reward=dark", "log.harmony_every=0"]
+    # Of whole gradients: a step's reward part is sized by the samples of that step.
+    settings = ["balance.method=single", "balance.reward=dark", "balance.target=full"]
+    settings += ["log.harmony_every=0"]
     settings += ["data.prompts_per_epoch=4", "optim.grad_clip=null"]
     whole = trainer(*settings)
     halves = trainer(*settings, "train.steps_per_epoch=2")
@@ -262,7 +265,7 @@ def test_on_policy_one_forward_gives_both_velocities(trainer, monkeypatch, metho
 
 
 def test_progress_starts_from_the_rewards_priorities(trainer):
-    run = trainer("balance.method=progress", "rewards.red.priority=3")
+    run = trainer("balance.method=progress", "balance.target=full", "rewards.red.priority=3")
     names = run.recipe.rewards.names
     row = run.run_epoch()[0]
     for name in names:

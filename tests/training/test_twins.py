@@ -25,6 +25,7 @@ NAMES = ["reading", "counting", "similarity", "preference", "vivid"]
 
 def run(folder, *words, resume=False):
     common = ["eval.images_per_prompt=1", "train.steps=6", "balance.progress.beta=12"]
+    common += ["balance.target=full"]  # coefficients as the rule gives them
     recipe = run_toy(folder, *common, *words, resume=resume)
     return recipe, rows(folder)
 
