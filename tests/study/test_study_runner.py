@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,7 @@ def test_the_base_of_a_setting_is_evaluated_once(tmp_path, study):
 
 def test_a_cell_is_a_process_with_its_own_environment_and_log(tmp_path, study, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    forkserver._forkserver._stop()  # of another test, which preloads something else
     run_study(study("{a: {}, b: {}}"), tmp_path, say=lambda _: None)
     pids = {(tmp_path / name / "pid.txt").read_text() for name in ("a-seed0", "b-seed0")}
     assert len(pids) == 2 and str(os.getpid()) not in pids
