@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _browser import LEFT_OUT
 from _runs import Spec, make_run
 from _train import train_methods
 
 from marble.report import write
 
-LEFT_OUT = "MARBLE_NO_BROWSER=1: the report page was NOT opened in a browser"
 BROWSER_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 BROWSER_ARGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from _browser import LEFT_OUT
 from _runs import Spec, make_run
-from conftest import LEFT_OUT
 
 MARBLE = [sys.executable, "-m", "marble", "report"]
 ONE_BROWSER_TEST = Path(__file__).with_name("test_report_browser.py")
