@@ -2,6 +2,8 @@
 
     python scripts/mutate.py                      # 70 mutants of the engine's rooms
     python scripts/mutate.py --count 300 --seed 1 --rooms jacobian objectives
+    python scripts/mutate.py --from 36 --to 70     # a part of the same sample, elsewhere
+    python scripts/mutate.py --only 'balance/plan.py:142:+→-'
     python scripts/mutate.py --show 'balance/plan.py:142:+→-'
 
 Each mutant is one change to the syntax tree of one module (an operator, a constant, a comparison, a
@@ -194,6 +196,9 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--count", type=int, default=70, help="mutants to try, drawn at random")
     words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--from", type=int, default=1, dest="first", help="first of the sample")
+    words.add_argument("--to", type=int, help="last of the sample")
+    words.add_argument("--only", nargs="+", help="the mutants of these names, and no others")
     words.add_argument("--rooms", nargs="+", choices=TESTS, default=list(TESTS))
     words.add_argument("--seconds", type=float, default=300, help="most that a room's tests take")
     words.add_argument("--out", type=Path, help="write the result here as JSON")
@@ -206,6 +211,10 @@ def main() -> None:
         print(ast.unparse(apply(source, mutant.number)))
         return
     sample = random.Random(chosen.seed).sample(mutants, min(chosen.count, len(mutants)))
+    numbered = list(enumerate(sample, 1))[chosen.first - 1 : chosen.to]
+    if chosen.only:
+        numbered = list(enumerate((m for m in mutants if m.name in chosen.only), 1))
+    sample = [mutant for _, mutant in numbered]
     survivors, started = [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -218,12 +227,12 @@ def main() -> None:
             print(
                 f"{tests}: {len(failed)} tests fail without a mutant and are left out", flush=True
             )
-        for count, mutant in enumerate(sample, 1):
+        for count, mutant in numbered:
             found = killed_by(mutant, place, chosen.seconds, skip)
             if found is None:
                 survivors.append(mutant)
             left = "SURVIVED" if found is None else found
-            print(f"{count}/{len(sample)}  {mutant.name}  {left}", flush=True)
+            print(f"{count}  {mutant.name}  {left}", flush=True)
     score = 1 - len(survivors) / len(sample)
     print(f"{score:.1%} of {len(sample)} mutants killed (of {len(mutants)} there are), ", end="")
     print(f"{time.monotonic() - started:.0f} s; survivors:")
