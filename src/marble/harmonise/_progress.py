@@ -124,9 +124,9 @@ class Progress(FreeRule):
             raise MarbleError("progress: each range is (lowest, highest), finite and in order.")
         self._begin(0)
 
-    @property
-    def paired(self) -> int:
-        return int(self.options.twins)
+    @classmethod
+    def pairs(cls, options: Any) -> int:
+        return int(options.twins)
 
     @property
     def beta(self) -> float:
