@@ -138,7 +138,7 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)
     parts = {"rollout": rollout / steps, "rewards": scoring / steps, "training": training}
     balance = recipe.balance
-    again = balance.progress.twins
+    again = balance.progress.paired
     if again and (balance.method == "progress" or balance.hybrid != "none"):
         parts["base samples"] = (drawn(again, recipe.rollout.steps) + again * scored) / steps
     if recipe.train.probe:  # looked at now and then: its share of each step

@@ -23,7 +23,7 @@ def test_long_sentences_and_words_of_ours_are_found():
         what for _, what in findings("It does not know a picture's twin.\n\n- 3 seconds a step")
     ]
     assert told == ["“twin”: write paired base samples", "“seconds a step”: write per"]
-    assert findings("The field `balance.progress.twins` keeps its name.") == []
+    assert findings("The field `balance.progress.paired` keeps its name.") == []
 
 
 def test_sentences_end_where_people_end_them():

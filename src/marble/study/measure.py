@@ -57,7 +57,7 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         "domination": joint.domination,
         "collapse": joint.collapse,
         **{label: harmony(run.metrics, kind).conflict_rate for label, kind in CONFLICTS.items()},
-        "canaries": _canaries(run),
+        "drift flags": _drift_flags(run),
         "minutes": run.seconds / 60,
     }
     return Measured(
@@ -91,8 +91,8 @@ def _shares(run: RunRecord, names: list[str]) -> np.ndarray:
     return np.asarray((table / np.where(total > 0, total, 1)[:, None])[total > 0].mean(axis=0))
 
 
-def _canaries(run: RunRecord) -> float:
-    """How many image statistics sing at the last evaluation, as the report page has them."""
+def _drift_flags(run: RunRecord) -> float:
+    """How many drift statistics are flagged at the last evaluation, as on the report page."""
     from marble.report.folder import read_run as read_for_report
     from marble.report.verdict import judge
 

@@ -16,10 +16,11 @@ Means over seeds ± half of the 95 % t-interval. *Relative gain* of a reward: me
 held-out prompts (same prompts and seeds as the base), in standard deviations of the base's scores.
 *Worst* and *mean gain* are over the judged training rewards; *composite* is the mean z-score over
 these and the held-out scores, among the base and all runs of the table; *domination* and *collapse*
-are shares of pictures better, or worse, than the base's twin on every judged reward. *Conflict* is
-the share of measured steps with a negative cosine between the direction and some reward's gradient,
-on the batch it was solved on, on the other half of the samples, and of the step the optimiser
-took. *Canaries*: image statistics that left the base's range."""
+are shares of pictures that beat, or lose to, the base's picture of the same prompt and seed on
+every judged reward. *Conflict* is the share of measured steps with a negative cosine between the
+direction and some reward's gradient, on the batch it was solved on, on the other half of the
+samples, and of the step the optimiser took. *Drift flags*: drift statistics outside the base's
+range."""
 
 
 def write_tables(table: dict[str, Any], folder: Path) -> list[Path]:
