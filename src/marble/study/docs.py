@@ -49,7 +49,7 @@ def filled(text: str, results: Path) -> str:
 
 
 def read_table(stored: Path) -> dict[str, Any]:
-    """A stored table; the column that used to be called canaries under its present name."""
+    """A stored table; with the present name of a column that was renamed."""
     table: dict[str, Any] = json.loads(stored.read_text().replace('"canaries":', '"drift flags":'))
     return table
 

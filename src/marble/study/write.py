@@ -1,4 +1,4 @@
-"""A study's table as files: JSON (everything), CSV (one line a cell), Markdown (to be read)."""
+"""A study's table as files: JSON (everything), CSV (one line per cell), Markdown (to be read)."""
 
 from __future__ import annotations
 
