@@ -14,9 +14,19 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.study.across import KINDS
-from marble.study.write import cell, markdown, order, ran_on, sortable, summary, to_json
+from marble.study.measure import PICTURES
+from marble.study.write import (
+    cell,
+    markdown,
+    order,
+    ran_on,
+    sortable,
+    specialists,
+    summary,
+    to_json,
+)
 
-SHOWN = ["worst gain", "mean gain", "composite", "conflict, other half", "drift flags"]
+SHOWN = ["worst gain", "mean gain", "composite", "conflict", PICTURES, "drift flags"]
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 
 
@@ -49,7 +59,7 @@ def filled(text: str, results: Path) -> str:
 
 
 def read_table(stored: Path) -> dict[str, Any]:
-    """A stored table; with the present name of a column that was renamed."""
+    """A stored table, with the present name of a column that was renamed."""
     table: dict[str, Any] = json.loads(stored.read_text().replace('"canaries":', '"drift flags":'))
     return table
 
@@ -64,7 +74,7 @@ def told(table: dict[str, Any]) -> list[str]:
         "",
     ]
     if len(parts) == 1:
-        return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0])]
+        return [*lines, *summary(parts[0], SHOWN), *specialists(parts[0]), "", *order(parts[0])]
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
     lines += _across(parts, "worst gain", table.get("across"))
     pooled = (table.get("across") or {}).get("settings")
