@@ -1,10 +1,10 @@
-"""Sentences that are too long, private terms and misspelt words, in documentation and docstrings.
+"""Sentences that are too long, private terms and misspelt words in the documentation.
 
     python scripts/readability.py [FILE …]     # without files: the pages, and src's docstrings
 
 Prints `file:line: what`, and exits with 1 where it found something. Sentences are measured in the
-running text of pages; terms and spelling also in tables and docstrings. Code is left out. A word
-that is right and not in the dictionary goes into scripts/words.txt.
+running text of pages, spelling in their tables too; docstrings are searched for private terms. Code
+is left out. A word that is right and not in the dictionary goes into scripts/words.txt.
 """
 
 from __future__ import annotations
@@ -136,11 +136,9 @@ def findings(text: str) -> list[tuple[int, str]]:
 
 
 def findings_in_code(source: str) -> list[tuple[int, str]]:
-    """Private terms and misspelt words in docstrings."""
+    """Private terms in docstrings."""
     return [
-        (start + line - 1, what)
-        for start, text in docstrings(source)
-        for line, what in [*terms(text), *misspelt(text)]
+        (start + line - 1, what) for start, text in docstrings(source) for line, what in terms(text)
     ]
 
 
