@@ -97,6 +97,14 @@ def test_figures_are_those_of_the_results():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_comparison_has_the_measured_speed():
+    ratios = json.loads((numbers().RESULTS / "sd35m_gradients.json").read_text())["ratios"]
+    [row] = [line for line in README.splitlines() if line.startswith("| a step that solves")]
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[3] == f"{ratios['retained K=5 / ordinary']:.1f}"
+    assert cells[5].startswith(f"{ratios['K=5']['refresh / ordinary']:.1f},")
+
+
 def test_a_changed_result_is_noticed(tmp_path):
     module = numbers()
     result = json.loads((module.RESULTS / "sd35m_gradients.json").read_text())
