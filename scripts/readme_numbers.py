@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
-STUDIO = ROOT / "docs" / "studio.md"
+STUDIO, ENGINE = ROOT / "docs" / "studio.md", ROOT / "docs" / "engine.md"
 TRAIN = "studio_train.json"
 NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
 NOTES |= {"geneval-strict": "`studio-geneval`, strict (not trained on)"}
@@ -61,7 +61,7 @@ def gradients(results: Path = RESULTS) -> str:
         if (results / name).is_file():
             about, found = read(json.loads((results / name).read_text()))
             rows += found
-            told.append(f"{about} ([{name}](benchmarks/results/{name}))")
+            told.append(f"{about} ([{name}](../benchmarks/results/{name}))")
     lines = ["| all K gradients | K = 5 | K = 64 |", "|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*lines, "", ". ".join(told) + "."])
@@ -121,7 +121,7 @@ def signed(value: float) -> str:
 
 #: (page, name of its block) → the block's text, without the two comments.
 BLOCKS = {
-    (README, "numbers"): gradients,
+    (ENGINE, "numbers"): gradients,
     (README, "days"): days,
     (README, "trained"): trained,
     (STUDIO, "trained"): trained_table,
