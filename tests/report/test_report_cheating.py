@@ -1,8 +1,8 @@
 """Drift statistics of runs that were really trained: one made to cheat, one as the recipe has it.
 
-The cheat is DiffusionNFT on the aesthetic score alone, without KL and at five times the recipe's
-learning rate: within a few steps the score soars and the pictures no longer care for their prompts.
-The other run differs in nothing but being the default recipe.
+The cheat is DiffusionNFT on the aesthetic score alone, without KL and without the trust region:
+within a few steps the score soars and the pictures no longer care for their prompts.
+The other run is the default recipe.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CHEAT = (
     "balance.method=single",
     "balance.reward=studio-aesthetic",
     "objective.kl=0",
+    "rollout.old_decay={initial: 0, rate: 0, cap: 0}",
     "optim.lr=2e-3",
     "optim.warmup_steps=1",
 )
