@@ -64,7 +64,7 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         "domination": joint.domination,
         "collapse": joint.collapse,
         **{label: harmony(run.metrics, kind).conflict_rate for label, kind in CONFLICTS.items()},
-        "canaries": _canaries(run),
+        "drift flags": _drift_flags(run),
         PICTURES: _pictures(run, curve),
         "minutes": run.seconds / 60,
     }
@@ -128,8 +128,8 @@ def _pictures(run: RunRecord, curve: dict[int, tuple[float, float]]) -> float:
     return np.nan
 
 
-def _canaries(run: RunRecord) -> float:
-    """How many image statistics sing at the last evaluation, as the report page has them."""
+def _drift_flags(run: RunRecord) -> float:
+    """How many drift statistics are flagged at the last evaluation, as on the report page."""
     from marble.report.folder import read_run as read_for_report
     from marble.report.verdict import judge
 
