@@ -52,6 +52,11 @@ class Plan:
             self._settle(decide(False))
 
     @property
+    def recorded(self) -> int:
+        """How many micro-batches are recorded: the first ones."""
+        return self._recorded
+
+    @property
     def records(self) -> bool:
         """Whether the next micro-batch's forward must run inside `recording`."""
         return self._seen < self._recorded
