@@ -170,6 +170,11 @@ def _size(recipe: Recipe) -> float:
     return known.parts["transformer"] * side**2
 
 
+def reward_seconds(recipe: Recipe) -> float:
+    """Mean seconds that the trained rewards take for one picture on a GPU, where measured."""
+    return _scoring(recipe, on_gpu=True)[0]
+
+
 def _scoring(recipe: Recipe, on_gpu: bool, held_out: bool = False) -> tuple[float, list[str]]:
     """Mean seconds that all rewards take for one picture, and the rewards that nobody timed."""
     seconds, unknown = 0.0, []
