@@ -252,6 +252,41 @@ def test_every_micro_batch_is_recorded_first_in_some_step():
     assert set(counts) == set(range(5)) and min(counts.values()) > 60
 
 
+@pytest.mark.parametrize("refresh", [True, False])
+def test_no_micro_batch_reads_a_value_back(trainer, monkeypatch, refresh):
+    """On a GPU a read waits for all that is queued: they come once, at the end of the step."""
+    reads = []
+
+    def forbid(name):
+        honest = getattr(torch.Tensor, name)
+
+        def read(tensor, *args):
+            # Positions in the batch, and what is asked about them, never were on a device.
+            if inside and not (tensor.dtype in (torch.int64, torch.bool) and tensor.numel() < 100):
+                reads.append(name)
+            return honest(tensor, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, read)
+
+    inside = []
+    honest = optimise._micro_batch
+
+    def micro_batch(*args):
+        inside.append(True)
+        honest(*args)
+        inside.clear()
+
+    run = trainer("objective.kl=0.5", "balance.heldout_half=true")
+    epoch = run.draw(run._sampler().epoch(0))
+    monkeypatch.setattr(optimise, "_micro_batch", micro_batch)
+    for name in ("cpu", "item", "tolist", "numpy", "__bool__", "__float__", "__int__"):
+        forbid(name)
+    step = 0 if refresh else 1
+    report = run.gradient(epoch, np.arange(len(epoch.samples)), step, 0, on_policy=False)
+    assert report.refreshed == refresh and report.finite
+    assert reads == []
+
+
 def test_gradient_checkpointing_changes_nothing(trainer):
     plain, checkpointed = trainer(), trainer("model.gradient_checkpointing=true")
     for _ in range(2):  # a refresh and an ordinary step

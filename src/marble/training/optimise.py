@@ -107,10 +107,11 @@ def _micro_batch(
     frozen: tuple[str, ...],
     same: bool,
 ) -> None:
+    # No copy waits for the device: while it works on one micro-batch the host prepares the next.
     for name, tensor in vars(point).items():
         if isinstance(tensor, Tensor):
-            setattr(point, name, tensor.to(adapter.device))
-    point.kept = {name: tensor.to(adapter.device) for name, tensor in point.kept.items()}
+            setattr(point, name, tensor.to(adapter.device, non_blocking=True))
+    point.kept = {k: kept.to(adapter.device, non_blocking=True) for k, kept in point.kept.items()}
     cond = adapter.encode(prompts).to(adapter.device)
     with torch.no_grad():
         if "old" in frozen:
