@@ -113,6 +113,8 @@ def named_gpu(name: str) -> GPU:
 
 def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     """For `count` GPUs, or for `count` cores where `gpu` is None."""
+    recipe = _fitting(recipe, gpu, count)
+    assert recipe.train.batch_size is not None
     measured = CPU_STUDIO if gpu is None else H200_SD35M
     faster = count / CPU_CORES if gpu is None else count * gpu.tflops / GPUS["h200"].tflops
     scale = _size(recipe) / measured.size / faster
@@ -158,6 +160,12 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     )
     total = recipe.train.steps * step + times * evaluation
     return Duration(parts, refresh, step, evaluation, total, [*unknown, *more])
+
+
+def _fitting(recipe: Recipe, gpu: GPU | None, count: int) -> Recipe:
+    from marble.memory import sized
+
+    return sized(recipe, None if gpu is None else gpu.memory_gb, 1 if gpu is None else count)
 
 
 def _size(recipe: Recipe) -> float:

@@ -31,10 +31,11 @@ from marble.bench.timing import (
 )
 from marble.duration import reward_seconds
 from marble.errors import MarbleError
-from marble.memory import estimate
+from marble.memory import estimate, of_size
 from marble.models.family import Family
 from marble.objectives import objective_class
 from marble.recipe import Recipe, load_recipe
+from marble.training.memory import fitted_batch
 from marble.training.processes import Processes
 
 MANY = 64
@@ -94,11 +95,12 @@ def bench_loop(
     run also keeps on the device (reward models, text encoders, latents) is taken as empty memory.
     Rewards are not run: their seconds are those that `marble doctor` counts with.
     """
-    recipe = load_recipe(name, overrides)
     on = Processes(device).device
-    report = Report(out, say)
     if memory_limit is not None:
         _limit(memory_limit, on)
+    recipe = load_recipe(name, overrides)
+    recipe = of_size(recipe, fitted_batch(recipe, on, 1))
+    report = Report(out, say)
     report.note(**_about(recipe, on, memory_limit))
     with report.part("model"):
         bench = Bench(recipe, on, repeats, report)
@@ -124,7 +126,7 @@ class Bench:
         self.ballast = _ballast(recipe, device)
         self.public = Side(public, recipe, batch=BATCH, drawn=BATCH)
         self.ours = Side(
-            ours, recipe, batch=recipe.train.batch_size, drawn=recipe.rollout.batch_size
+            ours, recipe, batch=counts(recipe)[1].batch, drawn=recipe.rollout.batch_size
         )
         self.sides = {"public": self.public, "ours": self.ours}
         self.parts: dict[str, dict[str, float]] = {name: {} for name in self.sides}
@@ -354,7 +356,7 @@ def counts(recipe: Recipe) -> tuple[Counts, Counts]:
         steps,
         recipe.rollout.batch_size,
         pairs,
-        recipe.train.batch_size,
+        recipe.train.batch_size or BATCH,
         recipe.objective.kl_every if kl else 0,
         recipe.balance.probe,
     )
