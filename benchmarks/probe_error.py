@@ -140,22 +140,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--warm", type=int, default=4, help="steps before the one looked at")
     args = parser.parse_args()
-    seeds = [one_seed(seed, args.warm) for seed in range(args.seeds)]
-    result = {
+    seeds: list[dict[str, Any]] = []
+    for seed in range(args.seeds):
+        seeds.append(one_seed(seed, args.warm))
+        result = about() | {"settings": SETTINGS, "seeds": seeds, "mean": means(seeds)}
+        if args.out:  # after every seed: one takes minutes
+            args.out.write_text(json.dumps(result, indent=2) + "\n")
+    for share, row in means(seeds).items():
+        print(f"{share:>14}  {json.dumps({k: round(v, 4) for k, v in row.items()})}")
+
+
+def about() -> dict[str, Any]:
+    return {
         "what": "errors of a refresh that records part of its micro-batches; studio, CPU",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "settings": SETTINGS,
-        "seeds": seeds,
-        "mean": {
-            share: {key: mean(seed[share][key] for seed in seeds) for key in seeds[0][share]}
-            for share in seeds[0]
-        },
     }
-    for share, row in result["mean"].items():
-        print(f"{share:>14}  {json.dumps({k: round(v, 4) for k, v in row.items()})}")
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def means(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        share: {key: mean(seed[share][key] for seed in seeds) for key in seeds[0][share]}
+        for share in seeds[0]
+    }
 
 
 if __name__ == "__main__":
