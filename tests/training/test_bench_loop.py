@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -138,3 +139,18 @@ def test_a_step_is_the_sum_of_its_calls():
     speed = compose.speed({"sampling": 500.0, "training": 1500.0}, 8, 0.25)
     assert speed["pictures_per_gpu_second"] == 4
     assert speed["pictures_per_gpu_second_with_rewards"] == 2
+
+
+def test_the_chart_shows_all_of_a_step(measured, monkeypatch, tmp_path):
+    scripts = Path(__file__).parents[2] / "scripts"
+    monkeypatch.syspath_prepend(str(scripts))
+    import loop_figure
+
+    for label, parts in loop_figure.slices(measured[0]).items():
+        name = next(k for k, v in loop_figure.BARS.items() if v == label)
+        whole = sum(measured[0]["steps"][name]["ms_per_picture"].values())
+        assert sum(parts.values()) == pytest.approx(whole), label
+        assert min(parts.values()) >= 0
+    figure = loop_figure.draw(measured[0])
+    figure.savefig(tmp_path / "loop.png")
+    assert (tmp_path / "loop.png").stat().st_size > 5000
