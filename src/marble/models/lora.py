@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from peft import LoraConfig
@@ -135,10 +135,25 @@ def activate(model: nn.Module, adapter: str) -> None:
     peft's own `set_adapter` also flips `requires_grad`, which would unhook a trained adapter from
     its optimiser and from DDP every time the old policy is asked; this only switches the path.
     """
+    if model in _fixed:
+        raise RuntimeError("a LoRA is merged into the weights: adapters cannot be switched now")
     for _, layer in lora_layers(model):
         layer._disable_adapters = adapter == BASE
         if adapter != BASE:
             layer._active_adapter = [adapter]
+
+
+_fixed: WeakSet[nn.Module] = WeakSet()
+
+
+@contextmanager
+def fixed(model: nn.Module) -> Iterator[None]:
+    """Inside, switching the adapter is an error."""
+    _fixed.add(model)
+    try:
+        yield
+    finally:
+        _fixed.discard(model)
 
 
 def active(model: nn.Module) -> str:
