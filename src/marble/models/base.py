@@ -6,8 +6,9 @@ switching and its states are the same for all.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from marble.errors import MarbleError
 from marble.models import lora, merge
+from marble.models.compiling import Compiled
 from marble.models.conditioning import Conditioning, PromptCache
+from marble.models.lora_layer import keep_low
 from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
 
@@ -43,6 +46,9 @@ class Adapter(ABC):
         self.dtype = DTYPES[dtype]
         self.precision = computing_dtype(precision, dtype, self.device)
         self.cache = PromptCache()
+        self.compiled: Compiled | None = None
+        self.say: Callable[[str], None] = _to_stderr
+        """Where a line for the user goes; a run with a display of its own sets it."""
 
     # ---- what a family provides -----------------------------------------------------------
 
@@ -177,6 +183,9 @@ class Adapter(ABC):
             init=init,
             seed=seed,
         )
+        if self.device.type != "cpu" and self.precision is not torch.float32:
+            layers = [layer for _, layer in lora.lora_layers(self.transformer)]
+            keep_low(self.transformer, layers, self.precision)
 
     def using(self, name: str) -> AbstractContextManager[None]:
         """Context in which the model is `default`, `old` or `base`."""
@@ -238,3 +247,7 @@ class Adapter(ABC):
             )
         for name in (lora.TRAINED, lora.OLD):
             self.load_lora_state(name, values)
+
+
+def _to_stderr(line: str) -> None:
+    print(f"marble: {line}", file=sys.stderr)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from marble.errors import MarbleError
 from marble.models.folder import check_safetensors
+from marble.models.lora_layer import make_lean
 
 TRAINED, OLD, BASE = "default", "old", "base"
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
@@ -51,6 +52,7 @@ def add_adapters(
         for parameter in parameters(model, name).values():
             parameter.data = parameter.data.float()
             parameter.requires_grad_(name == TRAINED)
+    make_lean(layer for _, layer in lora_layers(model))
     _initialise(parameters(model, TRAINED), rank, init, seed)
     load_state(model, OLD, parameters(model, TRAINED))
     activate(model, TRAINED)
