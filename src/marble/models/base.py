@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from marble.errors import MarbleError
 from marble.models import lora, merge
-from marble.models.compiling import Compiled
+from marble.models.compiling import SMALL, Compiled
 from marble.models.conditioning import Conditioning, PromptCache
+from marble.models.graphs import Graphs
 from marble.models.lora_layer import keep_low
 from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
@@ -47,6 +48,7 @@ class Adapter(ABC):
         self.precision = computing_dtype(precision, dtype, self.device)
         self.cache = PromptCache()
         self.compiled: Compiled | None = None
+        self._graphs: Graphs | None = None
         self.say: Callable[[str], None] = _to_stderr
         """Where a line for the user goes; a run with a display of its own sets it."""
 
@@ -147,13 +149,14 @@ class Adapter(ABC):
 
     def _guided(self, cond: Conditioning, guidance: float) -> Velocity:
         """Velocity with guidance; 1 is none for every family, whatever its pipeline counts from."""
+        run = self._graphs or self.velocity
         if guidance <= 1:
-            return lambda x, sigma: self.velocity(x, sigma, cond)
+            return lambda x, sigma: run(x, sigma, cond)
         empty = self._unconditional().to(self.device)[[0] * len(cond)]
         both = Conditioning.cat([empty, cond])
 
         def velocity(x: Tensor, sigma: Tensor) -> Tensor:
-            free, bound = self.velocity(torch.cat([x, x]), torch.cat([sigma, sigma]), both).chunk(2)
+            free, bound = run(torch.cat([x, x]), torch.cat([sigma, sigma]), both).chunk(2)
             return self._combine(free, bound, guidance)
 
         return velocity
@@ -191,14 +194,27 @@ class Adapter(ABC):
         """Context in which the model is `default`, `old` or `base`."""
         return lora.using(self.transformer, name)
 
-    def drawing(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def drawing(self, name: str) -> Iterator[None]:
         """Context for drawing many pictures with `default`, `old` or `base`; nothing is trained in
         it. On a GPU the LoRA is merged into the weights (`merge`), unless these are sharded or
-        quantised. A CPU gains 3 % by it; there pictures stay those of `using`, bit for bit.
+        quantised, and passes of small models are replayed (`graphs`). A CPU would gain 3 % by
+        merging; there pictures stay those of `using`, bit for bit.
         """
-        if name == lora.BASE or self.device.type == "cpu" or not merge.mergeable(self.transformer):
-            return self.using(name)
-        return merge.merged(self.transformer, name)
+        model = self.transformer
+        gpu, plain = self.device.type == "cuda", name == lora.BASE or merge.mergeable(model)
+        merges = gpu and plain and name != lora.BASE
+        with merge.merged(model, name) if merges else self.using(name):
+            if gpu and plain and self.compiled is None and self._is_small():
+                self._graphs = Graphs(self.velocity, self.say)
+            try:
+                yield
+            finally:
+                self._graphs = None
+
+    def _is_small(self) -> bool:
+        """Whether launching the denoiser's kernels takes longer than running them."""
+        return sum(p.numel() for p in self.transformer.parameters()) < SMALL
 
     def swapped(
         self, values: Mapping[str, Tensor], name: str = lora.TRAINED

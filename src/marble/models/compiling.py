@@ -66,7 +66,7 @@ class Compiled:
         self._graphs_before, self._breaks_before = _graphs(), _breaks()
         for block in blocks:
             # On the instance, below hooks and checkpointing, which wrap the call of the module.
-            block.forward = partial(self._call, block)  # type: ignore[method-assign]
+            block.forward = partial(self._call, block)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -29,14 +29,14 @@ class LeanLinear(Linear):
         if others or self.merged_adapters:
             return super().forward(x, *args, **kwargs)
         down, up = self.lora_A[name], self.lora_B[name]
-        low = getattr(down, "low", None)
+        low: Tensor | None = getattr(down, "low", None)
         if low is not None:
             x = x.to(low.dtype)
             y = self.base_layer(x)
         else:
             y = self.base_layer(x)
             if not torch.is_autocast_enabled(x.device.type):
-                x = x.to(down.weight.dtype)
+                x = x.to(dtype=down.weight.dtype)  # type: ignore[arg-type]
         # The scale goes to the narrow side: r numbers a token instead of the layer's width.
         return (y + up(down(x) * self.scaling[name])).to(y.dtype)
 
@@ -105,6 +105,7 @@ def keep_low(model: nn.Module, layers: Iterable[LoraLayer], dtype: torch.dtype) 
         if isinstance(layer, LeanLinear):
             for factors in (layer.lora_A, layer.lora_B):
                 for name, factor in factors.items():
+                    assert isinstance(factor, Factor)
                     factor.low = factor.weight.detach().to(dtype)
                     pairs.append((layer, name, factor))
 
