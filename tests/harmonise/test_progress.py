@@ -7,7 +7,7 @@ from marble.errors import MarbleError
 from marble.harmonise import Harmoniser
 
 NAMES = ("slow", "fast")
-BY_BATCHES = {"beta": 0.5, "gate": True, "twins": 0, "redundancy": 0.0}
+BY_BATCHES = {"beta": 0.5, "gate": True, "paired": 0, "redundancy": 0.0}
 UNGATED = BY_BATCHES | {"gate": False}
 
 

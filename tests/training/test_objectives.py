@@ -19,8 +19,8 @@ from marble.memory import estimate
 from marble.recipe import load_recipe
 from marble.training import setup
 from marble.training.loop import Trainer
+from marble.training.paired import base_scores
 from marble.training.processes import Processes
-from marble.training.twins import base_scores
 
 GRPO = ["objective.name=grpo", "rollout.sampler=sde", "eval.sampler=euler"]
 OBJECTIVES = {

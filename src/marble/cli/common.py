@@ -18,6 +18,7 @@ from rich.console import Console
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
+from marble.studio import TRAINED, asset
 
 
 def split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
@@ -127,7 +128,10 @@ class Policy:
 def find_policy(
     target: str, recipe: str | None, overrides: list[str], *, trust: bool = False
 ) -> Policy:
-    """`base`, a run folder, or a LoRA file or folder."""
+    """`base`, `studio-trained`, a run folder, or a LoRA file or folder."""
+    if target == TRAINED:
+        chosen = load_recipe("studio-gpu", overrides)
+        return Policy(chosen, asset("trained"), TRAINED, origin="studio-gpu")
     path = Path(target)
     is_run = target != "base" and (path / "config.yaml").is_file()
     origin = recipe or (str(path / "config.yaml") if is_run else "studio")
@@ -146,6 +150,6 @@ def find_policy(
         return Policy(load_recipe(origin, overrides, trust=trust), path, path.stem, origin=origin)
     what = "there is no such file or folder" if not path.exists() else "holds no run and no LoRA"
     raise MarbleError(
-        f"{target}: {what}; give `base`, a run folder or a LoRA (a folder with "
+        f"{target}: {what}; give `base`, `{TRAINED}`, a run folder or a LoRA (a folder with "
         "pytorch_lora_weights.safetensors)"
     )

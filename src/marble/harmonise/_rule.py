@@ -106,7 +106,7 @@ class Rule(ABC):
         return {}
 
     def doubts(self, names: Sequence[str], epoch: int) -> list[str]:
-        """Sentences on rewards that hardly count, when it is time for a reminder."""
+        """Sentences on rewards with almost no weight, when it is time for a reminder."""
         return []
 
     def state_dict(self) -> dict[str, Any]:

@@ -248,7 +248,7 @@ class Harmoniser:
         return found
 
     def doubts(self, epoch: int) -> list[str]:
-        """Which rewards hardly count, and why, when it is time to say so."""
+        """Which rewards have almost no weight, and why, when it is time to say so."""
         return [line for rule in self.observers for line in rule.doubts(self.names, epoch)]
 
     # -- state ----------------------------------------------------------------------------------

@@ -159,9 +159,10 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
             yield f"rewards.{reward.name}.priority: {balance.method} has none; use {instead}"
     progress = balance.progress
     used = isinstance(getattr(balance, balance.method, None), Section) or balance.hybrid != "none"
-    if used and progress.twins and (progress.units != "std" or progress.gate):
+    if used and progress.paired and (progress.units != "std" or progress.gate):
         key = "gate" if progress.gate else "units"
-        yield f"balance.progress.{key}: is for progress by batch means; set progress.twins to 0"
+        remedy = "set progress.paired to 0"
+        yield f"balance.progress.{key}: is for progress by batch means; {remedy}"
     for key, off in (("hybrid", "none"), ("snr", 0.0)):
         if getattr(balance, key) != off and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"

@@ -41,7 +41,7 @@ SCRIPTS = (
     "harmony.js",
     "tradeoffs.js",
     "pictures.js",
-    "canaries.js",
+    "drift.js",
     "main.js",
 )
 
@@ -120,7 +120,7 @@ def _payload(
                 "gains": [_gains(c) for c in verdict.candidates],
                 "chosen": verdict.chosen.step if verdict.chosen else None,
                 "hypervolume": _hypervolume(verdict),
-                "canaries": _canaries(verdict),
+                "drift": _drift(verdict),
             }
             for run, verdict, label in zip(runs, verdicts, labels)
         ],
@@ -168,7 +168,7 @@ def _hypervolume(verdict: Verdict) -> float | None:
     return numbers.compact([hypervolume(points, np.zeros(points.shape[1])).value])[0]
 
 
-def _canaries(verdict: Verdict) -> dict[str, Any]:
+def _drift(verdict: Verdict) -> dict[str, Any]:
     """Each image statistic at every evaluation, with the base's range."""
     by_step = verdict.statistics
     flags = {(c.step, check.name) for c in verdict.candidates for check in c.flagged}

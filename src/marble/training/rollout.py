@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marble.data import Sample
-from marble.evaluation.canaries import canaries, spread_of, thumbnails
+from marble.evaluation.drift import drift_statistics, spread_of, thumbnails
 from marble.models.base import Adapter
 from marble.models.samplers import Sampler
 from marble.models.sde import Sde
@@ -38,12 +38,12 @@ class Rollout:
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the sampler kept of every sample, for objectives that train on its steps."""
 
-    def canaries(self, processes: Processes) -> dict[str, float]:
+    def drift_statistics(self, processes: Processes) -> dict[str, float]:
         """Image statistics that move first when a model learns to cheat: means over all processes.
 
         A prompt's pictures are dealt to several processes, and its diversity is that of all.
         """
-        found, thumbs = canaries(self.images.numpy()), thumbnails(self.images.numpy())
+        found, thumbs = drift_statistics(self.images.numpy()), thumbnails(self.images.numpy())
         own = [
             (s.index, s.group, {name: column[i] for name, column in found.items()}, thumbs[i])
             for i, s in enumerate(self.samples)
@@ -55,7 +55,7 @@ class Rollout:
         columns = {name: [values[name] for _, _, values, _ in every] for name in found}
         columns["diversity"] = spread.tolist()
         return {
-            f"canary/{name}": float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+            f"drift/{name}": float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
             for name, values in columns.items()
         }
 
@@ -82,34 +82,33 @@ def make_rollout(
     sde: settings of the sampler `sde`; its noisy steps are kept with `keep_path`.
     """
     started = time.perf_counter()
-    # All prompts at once: encoders that wait in main memory come to the device a single time.
-    if samples:
-        adapter.encode(list(dict.fromkeys(s.prompt.text for s in samples)))
+    adapter.prepare(list(dict.fromkeys(s.prompt.text for s in samples)))
     latents: list[Tensor] = []
     images: list[Tensor] = []
     scores: list[Future[np.ndarray] | np.ndarray] = []
     kept: list[dict[str, Tensor]] = []
     waiting = torch.zeros(0, dtype=torch.uint8)
     due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
-    for start in range(0, len(samples), batch_size):
-        part = samples[start : start + batch_size]
-        chosen: str | Sde = sampler
-        if sampler == "sde":
-            chosen = _sde(part, sde or SdeSettings(), keep_path)
-        x_0, pictures = draw(
-            adapter, part, policy=policy, steps=steps, sampler=chosen, guidance=guidance
-        )
-        if isinstance(chosen, Sde) and keep_path:
-            kept.append(chosen.kept)
-        latents.append(x_0)
-        images.append(pictures)
-        waiting = torch.cat([waiting, pictures]) if len(waiting) else pictures
-        while len(scores) < len(due) and due[len(scores)].stop <= start + len(pictures):
-            run = due[len(scores)]
-            count = run.stop - run.start
-            job = (waiting[:count], *described(samples[run]))
-            waiting = waiting[count:]
-            scores.append(rewards.score(*job) if pool is None else pool.submit(rewards.score, *job))
+    with adapter.drawing(policy):
+        for start in range(0, len(samples), batch_size):
+            part = samples[start : start + batch_size]
+            chosen: str | Sde = sampler
+            if sampler == "sde":
+                chosen = _sde(part, sde or SdeSettings(), keep_path)
+            x_0, pictures = draw(adapter, part, steps=steps, sampler=chosen, guidance=guidance)
+            if isinstance(chosen, Sde) and keep_path:
+                kept.append(chosen.kept)
+            latents.append(x_0)
+            images.append(pictures)
+            waiting = torch.cat([waiting, pictures]) if len(waiting) else pictures
+            while len(scores) < len(due) and due[len(scores)].stop <= start + len(pictures):
+                run = due[len(scores)]
+                count = run.stop - run.start
+                job = (waiting[:count], *described(samples[run]))
+                waiting = waiting[count:]
+                scores.append(
+                    rewards.score(*job) if pool is None else pool.submit(rewards.score, *job)
+                )
     drawn = time.perf_counter()
     arrays = [s.result() if isinstance(s, Future) else s for s in scores]
     done = time.perf_counter()
@@ -149,15 +148,13 @@ def draw(
     adapter: Adapter,
     samples: Sequence[Sample],
     *,
-    policy: str,
     steps: int,
     sampler: str | Sampler,
     guidance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Latents and uint8 pictures (on the CPU) of some samples under `policy`."""
+    """Latents and uint8 pictures (on the CPU) of some samples, under the adapter in use."""
     cond = adapter.encode([s.prompt.text for s in samples])
-    with adapter.using(policy):
-        x_0 = adapter.sample(
-            cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
-        )
+    x_0 = adapter.sample(
+        cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
+    )
     return x_0, adapter.decode(x_0).cpu()
