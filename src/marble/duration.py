@@ -138,8 +138,8 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)
     parts = {"rollout": rollout / steps, "rewards": scoring / steps, "training": training}
     balance = recipe.balance
-    again = balance.progress.twins
-    if again and (balance.method == "progress" or balance.hybrid != "none"):
+    again = balance.pairs
+    if again:
         parts["base samples"] = (drawn(again, recipe.rollout.steps) + again * scored) / steps
     if recipe.train.probe:  # looked at now and then: its share of each step
         number, every = recipe.train.probe, recipe.train.probe_every

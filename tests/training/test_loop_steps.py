@@ -131,7 +131,7 @@ def test_several_steps_an_epoch_and_inner_epochs(trainer, monkeypatch):
     first, second = run.run_epoch(), run.run_epoch()
     assert [r["step"] for r in first + second] == [1, 2, 3, 4, 5, 6, 7]
     assert run.finished
-    assert len({r["canary/contrast"] for r in first}) == 1  # one rollout, looked at once
+    assert len({r["drift/contrast"] for r in first}) == 1  # one rollout, looked at once
     for r in first:  # images a second of the whole epoch, not of a quarter of it
         assert r["images_per_s"] < 9 / r["time/rollout"]
     for inner in (0, 1):

@@ -24,6 +24,7 @@ from marble.balance.settings import (
     target_of,
 )
 from marble.harmonise import (
+    DEFAULT,
     DebiasedGram,
     Harmoniser,
     Solution,
@@ -34,7 +35,8 @@ from marble.harmonise import (
     summarise,
 )
 from marble.jacobian import Jacobian, adam_metric
-from marble.objectives import NFT, Objective
+from marble.objectives import Objective
+from marble.objectives.registry import Default
 
 
 class Balancer:
@@ -86,7 +88,7 @@ class Balancer:
         model: nn.Module,
         names: Sequence[str],
         *,
-        method: str = "marble",
+        method: str = DEFAULT,
         objective: Objective | None = None,
         weights: Mapping[str, float] | None = None,
         std: Literal["batch", "group"] = "batch",
@@ -104,7 +106,7 @@ class Balancer:
         seed: int = 0,
         **harmoniser: Any,
     ) -> None:
-        self.objective = objective or NFT()
+        self.objective = objective or Default()
         rule, target = rule_class(method), target_of(target, self.objective)
         check_settings(
             model, rule, self.objective, target, metric, optimizer, debias, gradient_ema, gate

@@ -83,7 +83,9 @@ def train(
     _require_trust(recipe, overrides, trust)
     device = check_device(device)
     _give(
-        lambda: bench_train(recipe or "studio", overrides, rounds=rounds, device=device),
+        lambda: bench_train(
+            recipe or "studio", overrides, rounds=rounds, device=device, trust=trust
+        ),
         bench_tables.show_train,
         as_json,
     )
@@ -147,6 +149,7 @@ def checkpoint(
             rounds=rounds,
             folder=folder,
             device=device,
+            trust=trust,
         ),
         bench_tables.show_checkpoint,
         as_json,

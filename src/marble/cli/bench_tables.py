@@ -78,7 +78,7 @@ def show_train(result: dict[str, Any]) -> None:
     console.print(speeds)
     console.print(phases)
     console.print(
-        f"Recipe {setup['recipe']}, {setup['images_per_epoch']} images an epoch, "
+        f"Recipe {setup['recipe']}, {setup['images_per_epoch']} images per epoch, "
         f"{len(setup['rewards'])} rewards; {result['device']}, {result['threads']} threads, torch "
         f"{result['versions']['torch']}; medians of {setup['rounds']} alternating rounds.",
         highlight=False,

@@ -28,7 +28,7 @@ class ObjectiveOptions(Section):
     """Options that every objective has; its own `Options` adds to them."""
 
     name: str = Field(
-        default="nft",
+        default="",
         description="The loss: a built-in one (docs/engine.md) or your own as `module:Class`.",
     )
     a_max: Positive = Field(default=5.0, description="Advantages count up to this size.")

@@ -119,7 +119,7 @@ class OldDecay(Section):
     """d(n) = min(initial + rate · max(0, n − start), cap); v_old ← d·v_old + (1−d)·v_θ."""
 
     initial: Decay = Field(default=0.0, description="Decay at the first epoch.")
-    rate: NonNegative = Field(default=0.001, description="Growth of the decay an epoch.")
+    rate: NonNegative = Field(default=0.001, description="Growth of the decay per epoch.")
     start: Count = Field(default=0, description="Epoch after which the decay grows.")
     cap: Decay = Field(default=0.5, description="Largest decay.")
 
