@@ -62,7 +62,7 @@ class Balancer:
         part then has the size of a single reward's advantages, whatever the coefficients and
         however much the rewards cancel: the common pull, a trust region, is as strong for every
         method.
-    probe: the share of a refresh step's micro-batches that enter the solve.
+    probe: the share of a refresh step's micro-batches that enter the solve, or that are measured.
     measure_every: steps between measurements of the geometry for methods that need no Gram matrix;
         0 leaves it out. Gram methods measure on each refresh.
     heldout: also measure conflict out of sample: solve on half of the micro-batches, look at the
@@ -166,11 +166,8 @@ class Balancer:
         adv = batch.adv
         counts_K = adv.counts_K.valid.numpy()
         self.harmoniser.observe(batch.means_K, batch.stds_K, counts_K, adv.adv_KN.numpy())
-        recorded = 0
-        if self.measures(step):
-            recorded = max(1, micro_batches)  # a process without samples still joins the solve
-            if self.harmoniser.needs_gram:
-                recorded = self.harmoniser.probe_count(micro_batches)
+        # At least one: a process without samples still joins the solve.
+        recorded = self.harmoniser.probe_count(micro_batches) if self.measures(step) else 0
         active_K = self.active(batch, step)
         return Plan(
             StepRows.of(batch, self.objective, pairs),

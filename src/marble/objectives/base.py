@@ -40,7 +40,7 @@ class ObjectiveOptions(Section):
     )
     kl_every: PositiveInt = Field(
         default=1,
-        description="Compute the KL on every m-th timestep and weight it by m (unbiased).",
+        description="Compute the KL on every m-th micro-batch and weight it by m (unbiased).",
     )
 
 

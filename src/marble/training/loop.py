@@ -23,6 +23,7 @@ from marble.training.checkpoint import State
 from marble.training.dealing import shares
 from marble.training.evaluate import evaluate_policy, meant_for
 from marble.training.guard import Guard
+from marble.training.memory import fitted_batch
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.paired import base_scores, choose, own_scores
 from marble.training.processes import Processes
@@ -67,7 +68,7 @@ class Trainer:
         self.step = self.epoch = 0
         self.settings = Settings(
             seed=recipe.train.seed,
-            batch_size=recipe.train.batch_size,
+            batch_size=fitted_batch(recipe, processes.device, processes.size),
             pairs=self.balancer.objective.pairs(recipe),
             kl=recipe.objective.kl,
             kl_every=recipe.objective.kl_every,
