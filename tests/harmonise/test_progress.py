@@ -50,6 +50,20 @@ def test_range_units_measure_the_way_to_the_ceiling():
     np.testing.assert_allclose(found, 0.5, atol=1e-3)
 
 
+def test_range_units_by_hand_also_for_one_that_starts_at_its_ceiling():
+    """p = (R̄ − R(0)) / max(ceiling − R(0), 5 % of the range)."""
+    ranges = {"slow": (-1.0, 3.0), "fast": (0.0, 10.0)}
+    options = {"beta": 2.0, "units": "range", "ranges": ranges, "twins": 0, "redundancy": 0.0}
+    path = [[0.02 * t, 10.0 - 0.01 * t] for t in range(20)]
+    found = follow(Harmoniser("progress", NAMES, options=options), path)
+    start = np.mean(path[:5], axis=0)
+    mean = start.copy()
+    for means in path[5:]:
+        mean = 0.9 * mean + 0.1 * np.array(means)
+    expected = np.exp(-2.0 * (mean - start) / [3.0 - start[0], 0.05 * 10.0])
+    np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-12)
+
+
 def test_less_progress_more_weight():
     found = follow(
         Harmoniser("progress", NAMES, options=BY_BATCHES), climb(60, 0.005, 0.05), noise=0.01

@@ -14,7 +14,7 @@ VERBS = (
     *("train", "eval", "compare", "report", "diagnose", "geometry", "sample", "study", "serve"),
     *("prompts", "recipes", "doctor", "bench"),
 )
-BENCHES = ("gradients", "solver", "train", "studio", "checkpoint")
+BENCHES = ("gradients", "solver", "train", "loop", "studio", "checkpoint")
 WIDTHS = (80, 120, None)
 """Columns of the terminal; None: piped."""
 

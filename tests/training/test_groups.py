@@ -132,7 +132,9 @@ class Drawing:
     def encode(self, prompts):
         return prompts
 
-    def using(self, policy):
+    prepare = encode
+
+    def drawing(self, policy):
         return torch.no_grad()
 
     def sample(self, cond, seeds, **_):

@@ -50,7 +50,7 @@ def evaluate(
     from marble.training.measure import measure
 
     policy = find_policy(target, recipe, overrides or [], trust=trust)
-    require_trust(policy.recipe, recipe or target, overrides or [], trust)
+    require_trust(policy.recipe, policy.origin, overrides or [], trust)
     device = check_device(device)
     if _is_main():
         policy.warn()

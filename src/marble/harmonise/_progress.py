@@ -110,7 +110,7 @@ class Progress(FreeRule):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         o = self.options
-        self.pairs = PairedScores(o.window)
+        self.scores = PairedScores(o.window)
         self.redundancy: Redundancy | None = None
         self._ranges = None if o.ranges is None else np.array(o.ranges, dtype=np.float64)
         if o.units == "range" and self._ranges is None:
@@ -124,9 +124,9 @@ class Progress(FreeRule):
             raise MarbleError("progress: each range is (lowest, highest), finite and in order.")
         self._begin(0)
 
-    @property
-    def paired(self) -> int:
-        return int(self.options.paired)
+    @classmethod
+    def pairs(cls, options: Any) -> int:
+        return int(options.paired)
 
     @property
     def beta(self) -> float:
@@ -171,7 +171,7 @@ class Progress(FreeRule):
         """Progress is measured by paired samples from now on."""
         if len(self._seen) == 0:
             self._begin(len(now_Kn))
-        self.pairs.add(now_Kn, base_Kn)
+        self.scores.add(now_Kn, base_Kn)
         return {"progress": self.progress(), "progress_trust": self.trust()}
 
     def _begin(self, k: int) -> None:
@@ -185,8 +185,8 @@ class Progress(FreeRule):
 
     def progress(self) -> Array:
         """p_k, NaN while unknown."""
-        if self.pairs:
-            return self.pairs.measured().p_K
+        if self.scores:
+            return self.scores.measured().p_K
         if self.options.units == "std":
             unit = np.sqrt(self._variance)
         else:
@@ -213,7 +213,7 @@ class Progress(FreeRule):
         support = np.ones(len(self._seen))
         if self.redundancy is not None:
             support = self.redundancy.support_K
-        return support * self.pairs.measured().trust_K if self.pairs else support
+        return support * self.scores.measured().trust_K if self.scores else support
 
     def doubts(self, names: Sequence[str], epoch: int) -> list[str]:
         """Rewards with almost no weight, and why: once the window is full, then now and then."""
@@ -243,8 +243,8 @@ class Progress(FreeRule):
         """p_k as it counts: unknown, unresponsive, noisy or opposed ones moved to the average."""
         if len(self._seen) == 0:
             return np.zeros(k)
-        if self.pairs:
-            measured = self.pairs.measured()
+        if self.scores:
+            measured = self.scores.measured()
             return shrunk(measured.p_K, measured.error_K, self.trust())
         p = self.progress()
         gate = np.where(np.isnan(p), 0.0, self.response() * self.trust())
@@ -272,7 +272,7 @@ class Progress(FreeRule):
             return {}
         kept = {key: to_json(getattr(self, f"_{key}")) for key in self._STATE}
         cosines = {} if self.redundancy is None else self.redundancy.state_dict()
-        return kept | {"pairs": self.pairs.state_dict(), "redundancy": cosines}
+        return kept | {"pairs": self.scores.state_dict(), "redundancy": cosines}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._begin(0)
@@ -281,6 +281,6 @@ class Progress(FreeRule):
         for key in self._STATE:
             if key in state:
                 setattr(self, f"_{key}", from_json(state[key]))
-        self.pairs.load_state_dict(state.get("pairs", state.get("twins", {})))
+        self.scores.load_state_dict(state.get("pairs", state.get("twins", {})))
         if self.redundancy is not None and state.get("redundancy"):
             self.redundancy.load_state_dict(state["redundancy"])

@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import Field, create_model, model_validator
 
+from marble.harmonise import RULES
 from marble.objectives import objective_class
 from marble.objectives.base import ObjectiveOptions
-from marble.objectives.nft import Options as NFTOptions
+from marble.objectives.registry import DEFAULT, DefaultOptions
 from marble.recipe.balance import Balance, Reward, Rewards, Stage
 from marble.recipe.base import FolderName, Section
 from marble.recipe.sections import Data, Eval, Log, Model, Optim, Rollout, Train
@@ -26,7 +27,7 @@ class Recipe(Section):
     data: Data = Field(default=Data(), description="Prompts and groups.")
     rewards: Rewards = Field(default=Rewards(), description="What is good.")
     balance: Balance = Field(default=Balance(), description="How rewards are combined.")
-    objective: NFTOptions = Field(default=NFTOptions(), description="The loss.")
+    objective: DefaultOptions = Field(default=DefaultOptions(), description="The loss.")
     rollout: Rollout = Field(default=Rollout(), description="How pictures are sampled.")
     optim: Optim = Field(default=Optim(), description="Optimiser and weight EMA.")
     train: Train = Field(default=Train(), description="Length, batches, checkpoints.")
@@ -44,14 +45,12 @@ class Recipe(Section):
 
     @property
     def trained_rewards(self) -> list[int]:
-        """Places of the rewards that training is meant to raise: `single` has one."""
-        names, balance = self.rewards.names, self.balance
-        if balance.method == "single":
-            return [names.index(balance.reward or names[0])]
-        return list(range(len(names)))
+        """Places of the rewards that training is meant to raise."""
+        names, chosen = self.rewards.names, self.balance.reward
+        return list(range(len(names))) if chosen is None else [names.index(chosen)]
 
     def stages(self) -> list[tuple[int, Stage]]:
-        """(first step, stage) of a sequential run; stages without `steps` share what is left."""
+        """(first step, stage) in order; stages without `steps` share what is left."""
         stages = self.balance.stages
         fixed = sum(stage.steps or 0 for stage in stages)
         open_ended = [i for i, stage in enumerate(stages) if stage.steps is None]
@@ -72,6 +71,10 @@ class Recipe(Section):
         """The resolved recipe as YAML; `load_recipe` of it gives an equal recipe."""
         return dump(self.model_dump(mode="json"), allow_unicode=True, width=100)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For other processes: its class may be one that is made for its objective."""
+        return _from_data, (self.model_dump(mode="json"),)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:
         problem = next(_problems(self), None)
@@ -83,15 +86,19 @@ class Recipe(Section):
 def recipe_class(raw: dict[str, Any]) -> type[Recipe]:
     """The class for a recipe's data: its `objective` section is declared beside the objective."""
     section = raw.get("objective")
-    name = section.get("name", "nft") if isinstance(section, dict) else "nft"
+    name = section.get("name", DEFAULT) if isinstance(section, dict) else DEFAULT
     if not isinstance(name, str):
         return Recipe
     return _with_objective(objective_class(name).Options)
 
 
+def _from_data(raw: dict[str, Any]) -> Recipe:
+    return recipe_class(raw).model_validate(raw)
+
+
 @cache
 def _with_objective(options: type[ObjectiveOptions]) -> type[Recipe]:
-    if options is NFTOptions:
+    if options is DefaultOptions:
         return Recipe
     field = Field(default=options(), description="The loss.")
     return create_model("Recipe", __base__=Recipe, objective=(options, field))
@@ -171,17 +178,18 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
             if name in member_of:
                 yield f"balance.groups: '{name}' is in both {member_of[name]} and {group}"
             member_of[name] = group
-    if balance.method == "single":
-        if balance.reward is None:
-            yield f"balance.reward: method single needs one of: {', '.join(names)}"
-        elif balance.reward not in names:
-            yield f"balance.reward: {_unknown(balance.reward, names, 'training reward')}"
-    elif balance.reward is not None:
-        yield f"balance.reward: is for method single; this one is {balance.method}"
-    if balance.stages and balance.method != "sequential":
-        yield f"balance.stages: is for method sequential; this one is {balance.method}"
-    if balance.method == "sequential" and not balance.stages:
-        yield "balance.stages: method sequential needs stages, e.g. [{rewards: [ocr]}, {}]"
+    needed = {
+        "reward": f"one of: {', '.join(names)}",
+        "stages": "stages, e.g. [{rewards: [ocr]}, {}]",
+    }
+    for key, what in needed.items():
+        if balance.rule.chosen_by == key and not getattr(balance, key):
+            yield f"balance.{key}: method {balance.method} needs {what}"
+        elif balance.rule.chosen_by != key and getattr(balance, key):
+            those = ", ".join(name for name, rule in RULES.items() if rule.chosen_by == key)
+            yield f"balance.{key}: is for method {those}; this one is {balance.method}"
+    if balance.reward is not None and balance.reward not in names:
+        yield f"balance.reward: {_unknown(balance.reward, names, 'training reward')}"
     for i, stage in enumerate(balance.stages):
         for name in stage.rewards or []:
             if name not in names:

@@ -74,7 +74,11 @@ class Model(Section):
         default=False,
         description="Recompute activations in backward: less memory, about a third slower.",
     )
-    compile: bool = Field(default=False, description="torch.compile each transformer block.")
+    compile: bool | Literal["auto"] = Field(
+        default="auto",
+        description="torch.compile each transformer block; auto: when training a model of 100 M "
+        "weights or more on a GPU, unless it is sharded.",
+    )
 
 
 class Source(Section):
@@ -189,7 +193,11 @@ class Optim(Section):
 class Train(Section):
     steps: PositiveInt = Field(default=1000, description="Optimiser steps.")
     seed: Seed = Field(default=0, description="Seed of everything random in the run.")
-    batch_size: PositiveInt = Field(default=9, description="Samples of a micro-batch on a device.")
+    batch_size: PositiveInt | None = Field(
+        default=9,
+        description="Samples of a micro-batch on a device; null: as many as its memory holds, 36 "
+        "at most.",
+    )
     steps_per_epoch: PositiveInt = Field(
         default=1, description="Optimiser steps an epoch's samples are split into."
     )

@@ -24,6 +24,7 @@ from marble.diagnose import diagnose
 from marble.errors import MarbleError
 from marble.evaluation.pareto import hypervolume
 from marble.evaluation.runs import Evaluation
+from marble.harmonise import RULES
 from marble.report import compare, curves, numbers, pictures
 from marble.report.flags import RANGE, WORDS, base_range
 from marble.report.folder import Run, read_run
@@ -85,7 +86,7 @@ def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
         runs=list(zip(labels, runs, verdicts)),
         diagnoses=[diagnose(run.record, run.metrics.columns) for run in runs],
         payload=payload,
-        halves=any(run.method == "marble" and len(run.rewards) == 2 for run in runs),
+        halves=any(map(_halves, runs)),
         comparison=compare.comparison(runs, labels),
         data=Markup(_json(payload)),
         plotly=Markup(plotly),
@@ -184,6 +185,12 @@ def _drift(verdict: Verdict) -> dict[str, Any]:
                 "flagged": [(s, name) in flags for s in steps],
             }
     return found
+
+
+def _halves(run: Run) -> bool:
+    """Whether its rule gives two rewards the same α throughout; own rules are not looked into."""
+    rule = RULES.get(str(run.method))
+    return rule is not None and rule.halves and len(run.rewards) == 2
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

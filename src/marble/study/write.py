@@ -160,6 +160,7 @@ def cell(entry: Entry | None, digits: int = 3) -> str:
     if mean is None or not math.isfinite(mean):
         return "–"
     known = lo is not None and math.isfinite(lo)
+    digits = 0 if abs(mean) >= 1000 else digits  # pictures, not scores
     return f"{mean:.{digits}f}" + (f" ± {mean - lo:.{digits}f}" if known and mean > lo else "")
 
 

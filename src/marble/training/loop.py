@@ -23,6 +23,7 @@ from marble.training.checkpoint import State
 from marble.training.dealing import shares
 from marble.training.evaluate import evaluate_policy, meant_for
 from marble.training.guard import Guard
+from marble.training.memory import fitted_batch
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.paired import base_scores, choose, own_scores
 from marble.training.processes import Processes
@@ -67,7 +68,7 @@ class Trainer:
         self.step = self.epoch = 0
         self.settings = Settings(
             seed=recipe.train.seed,
-            batch_size=recipe.train.batch_size,
+            batch_size=fitted_batch(recipe, processes.device, processes.size),
             pairs=self.balancer.objective.pairs(recipe),
             kl=recipe.objective.kl,
             kl_every=recipe.objective.kl_every,
@@ -106,6 +107,8 @@ class Trainer:
                 seen = {}
         self.epoch += 1
         self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
+        if self.adapter.compiled is not None:
+            self.adapter.compiled.tell()
         self.last = (epoch.rollout, epoch.batch)
         self.scored = (epoch.samples, epoch.rewards_KN)
         return rows
@@ -317,6 +320,8 @@ class Trainer:
         row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
+        if self.adapter.compiled is not None:
+            row |= self.adapter.compiled.counts
         row |= self._drift
 
     def _sampler(self) -> GroupSampler:
