@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from marble.models import lora
 from marble.models.conditioning import Conditioning, PromptCache
 from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
+from marble.models.sliders import SLIDERS, Gates, Sliders
 
 
 class Adapter(ABC):
@@ -43,6 +44,8 @@ class Adapter(ABC):
         self.dtype = DTYPES[dtype]
         self.precision = computing_dtype(precision, dtype, self.device)
         self.cache = PromptCache()
+        self.sliders: Sliders | None = None
+        self._gates: Gates | None = None
 
     # ---- what a family provides -----------------------------------------------------------
 
@@ -86,9 +89,9 @@ class Adapter(ABC):
         """Classifier-free guidance: v_u + g·(v_c − v_u)."""
         return free + guidance * (bound - free)
 
-    def _write_lora(self, folder: Path, values: Mapping[str, Tensor]) -> None:
-        """Writes the family's LoRA file into `folder`."""
-        lora.write_file(folder, values, lora.config_of(self.transformer))
+    def _write_lora(self, file: Path, values: Mapping[str, Tensor]) -> None:
+        """Writes a LoRA as the family's pipeline loads it."""
+        lora.write_file(file, values, lora.config_of(self.transformer))
 
     # ---- prompts ----------------------------------------------------------------------------
 
@@ -134,9 +137,10 @@ class Adapter(ABC):
         sigmas = self.grid(steps).tolist()
         parts = []
         for start in range(0, len(seeds), size):
-            rows = cond[start : start + size].to(self.device)
-            v = self._guided(rows, guidance)
-            parts.append(sample_ode(sampler, v, self.noise(seeds[start : start + size]), sigmas))
+            chosen = slice(start, start + size)
+            v = self._guided(cond[chosen].to(self.device), guidance)
+            with nullcontext() if self._gates is None else self._gates.only(chosen):
+                parts.append(sample_ode(sampler, v, self.noise(seeds[chosen]), sigmas))
         return torch.cat(parts)
 
     def _guided(self, cond: Conditioning, guidance: float) -> Velocity:
@@ -178,6 +182,19 @@ class Adapter(ABC):
             seed=seed,
         )
 
+    def add_sliders(self, sliders: Sliders) -> None:
+        """Shares the LoRA's rank out among the sliders; needed for `preferring` and the export."""
+        self.sliders, self._gates = sliders, Gates(self.transformer)
+
+    def preferring(self, weights: Sequence[Sequence[float] | None]) -> AbstractContextManager[None]:
+        """Context whose forward passes have slider weights of their own for every sample of the
+        batch; None: the default, 1 each."""
+        if self._gates is None or self.sliders is None or all(w is None for w in weights):
+            return nullcontext()
+        default = [1.0] * len(self.sliders.names)
+        rows = self.sliders.gates([default if w is None else w for w in weights])
+        return self._gates.set(rows.to(self.device))
+
     def using(self, name: str) -> AbstractContextManager[None]:
         """Context in which the model is `default`, `old` or `base`."""
         return lora.using(self.transformer, name)
@@ -209,12 +226,18 @@ class Adapter(ABC):
         name: str = lora.TRAINED,
         values: Mapping[str, Tensor] | None = None,
     ) -> Path:
-        """Writes an adapter (or other `values` for it, such as the EMA) as diffusers loads it."""
+        """Writes an adapter (or other `values` for it, such as the EMA) as diffusers loads it; its
+        sliders too, as files of their own."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         values = self.lora_state(name) if values is None else values
         values = {k: v.detach().cpu().contiguous() for k, v in values.items()}
-        self._write_lora(folder, values)
+        self._write_lora(folder / lora.WEIGHTS_FILE, values)
+        if self.sliders is not None:
+            (folder / SLIDERS).mkdir(exist_ok=True)
+            for part, state in self.sliders.split(values).items():
+                self._write_lora(folder / SLIDERS / f"{part}.safetensors", state)
+            self.sliders.write(folder)
         return folder / lora.WEIGHTS_FILE
 
     def load_lora(self, folder: str | Path) -> None:

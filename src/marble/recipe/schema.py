@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import Field, create_model, model_validator
 
+from marble.errors import MarbleError
+from marble.harmonise import Steerable
 from marble.objectives import objective_class
 from marble.objectives.base import ObjectiveOptions
 from marble.objectives.nft import Options as NFTOptions
@@ -177,6 +179,8 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
             yield f"balance.reward: {_unknown(balance.reward, names, 'training reward')}"
     elif balance.reward is not None:
         yield f"balance.reward: is for method single; this one is {balance.method}"
+    if issubclass(balance.rule, Steerable):
+        yield from _slider_problems(recipe, balance.rule)
     if balance.stages and balance.method != "sequential":
         yield f"balance.stages: is for method sequential; this one is {balance.method}"
     if balance.method == "sequential" and not balance.stages:
@@ -188,6 +192,18 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
         for name in stage.sources or []:
             if name not in recipe.data.sources:
                 yield f"balance.stages.{i}.sources: {_unknown(name, recipe.data.sources, 'source')}"
+
+
+def _slider_problems(recipe: Recipe, rule: type[Steerable]) -> Iterator[str]:
+    names = recipe.rewards.names
+    if len(names) < 2:
+        yield "balance.method: steer trades rewards off against each other; name at least two"
+    if "shared" in names:
+        yield "rewards: 'shared' is the LoRA common to all sliders; give the reward another name"
+    try:
+        rule(**recipe.balance.rule_options).ranks(recipe.model.lora.rank, len(names))
+    except MarbleError as error:
+        yield str(error)
 
 
 def _objective_problems(recipe: Recipe) -> Iterator[str]:

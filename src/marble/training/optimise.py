@@ -63,8 +63,10 @@ def take_step(
             point = point_at(j, chosen)
             if settings.kl > 0 and (number + offset) % settings.kl_every == 0:
                 point.kl = settings.kl * settings.kl_every
-            prompts = [sample.prompt.text for sample in part.samples[chosen]]
-            _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
+            samples = part.samples[chosen]
+            with adapter.preferring([sample.prefer for sample in samples]):
+                prompts = [sample.prompt.text for sample in samples]
+                _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
             number += 1
     return plan.finish()
 

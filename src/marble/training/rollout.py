@@ -156,7 +156,7 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Latents and uint8 pictures (on the CPU) of some samples under `policy`."""
     cond = adapter.encode([s.prompt.text for s in samples])
-    with adapter.using(policy):
+    with adapter.using(policy), adapter.preferring([s.prefer for s in samples]):
         x_0 = adapter.sample(
             cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
         )
