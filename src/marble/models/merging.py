@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from marble.errors import MarbleError
-from marble.models.lora import State
+from marble.models.lora import WEIGHTS_FILE, State, read_file, write_file
+from marble.models.sliders import SHARED, sliders_of
 
 Part = tuple[State, dict[str, Any], float]
 """Weights, config (as `read_file` gives them) and the weight w_i of one LoRA."""
@@ -41,6 +43,37 @@ def merged(parts: Sequence[Part]) -> tuple[State, dict[str, Any]]:
             merged[name] = torch.cat(columns, dim=1)
     rank = sum(int(config["r"]) for _, config, _ in kept)
     return merged, {**kept[0][1], "r": rank, "lora_alpha": scale * rank}
+
+
+def merge_files(
+    folders: Sequence[Path],
+    weights: Sequence[float],
+    out: Path,
+    *,
+    prefer: Mapping[str, float] | None = None,
+) -> tuple[Path, int]:
+    """Reads LoRAs and writes their sum into `out`; its file, and its rank.
+
+    prefer: slider weights; for one LoRA, which has sliders.
+    """
+    if prefer is not None and len(folders) > 1:
+        raise MarbleError("--prefer is for one steered run; --weights averages several LoRAs")
+    parts: list[Part] = []
+    for folder, weight in zip(folders, weights):
+        state, config = read_file(folder)
+        if prefer is None:
+            parts.append((state, config, weight))
+            continue
+        sliders = sliders_of(folder)
+        own = dict(zip((SHARED, *sliders.names), (1.0, *sliders.weights(prefer))))
+        for name, part in sliders.split(state).items():
+            rank = next(len(v) for k, v in part.items() if ".lora_A." in k)
+            alpha = config["lora_alpha"] * rank / config["r"]
+            parts.append((part, {**config, "r": rank, "lora_alpha": alpha}, weight * own[name]))
+    state, config = merged(parts)
+    file = out / WEIGHTS_FILE
+    write_file(file, {k: v.contiguous() for k, v in state.items()}, config)
+    return file, int(config["r"])
 
 
 def _scale(config: dict[str, Any]) -> float:

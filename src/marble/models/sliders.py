@@ -60,13 +60,18 @@ class Sliders:
         )
 
     def weights(self, prefer: Mapping[str, float]) -> list[float]:
-        """One weight per slider; 1 where nothing is said."""
+        """One weight per slider; 1 where nothing is said. The last part of a name will do."""
+        found = dict.fromkeys(self.names, 1.0)
         for name, value in prefer.items():
-            if name not in self.names:
+            meant = [n for n in self.names if n == name or n.endswith(f"-{name}")]
+            if len(meant) != 1:
                 raise MarbleError(f"there is no slider {name!r}; known: {', '.join(self.names)}")
-            if not 0 <= value < float("inf"):
-                raise MarbleError(f"slider {name}: its weight is {value}; give 0 to {self.top:g}")
-        return [float(prefer.get(name, 1.0)) for name in self.names]
+            if not 0 <= value <= self.top:
+                raise MarbleError(
+                    f"slider {name}: its weight is {value:g}; it was trained from 0 to {self.top:g}"
+                )
+            found[meant[0]] = float(value)
+        return list(found.values())
 
     def at(self, values: Mapping[str, Tensor], weights_K: Sequence[float]) -> lora.State:
         """The ordinary LoRA at these weights: same rank, B's columns scaled."""
@@ -105,6 +110,17 @@ class Sliders:
             return cls(tuple(about["sliders"]), int(ranks[SHARED]), int(ranks["slider"]), most)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise MarbleError(f"{path}: not as marble writes it ({error!r})") from None
+
+
+def sliders_of(folder: Path) -> Sliders:
+    """The sliders of a LoRA folder, or an error that says how to get some."""
+    found = Sliders.read(folder)
+    if found is None:
+        raise MarbleError(
+            f"{folder}: this LoRA has no sliders ({INDEX} is not there); train with "
+            "balance.method=steer (docs/steer.md)"
+        )
+    return found
 
 
 class Gates:
