@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from _study_runs import BASE, make_run, make_study, moved
 
 from marble.errors import MarbleError
 from marble.study import Cell, Failure, study_table, write_tables
-from marble.study.measure import measure
+from marble.study.measure import PICTURES, measure
 from marble.study.statistics import agreement, over_seeds, paired
 from marble.study.write import markdown
 
@@ -60,6 +61,35 @@ def test_canaries_are_counted(tmp_path):
     calm = measure(make_run(tmp_path / "r", BASE, moved()))
     gaudy = measure(make_run(tmp_path / "s", BASE, moved(), canaries=(0.5, 0.9)))
     assert (calm.values["canaries"], gaudy.values["canaries"]) == (0.0, 1.0)
+
+
+def test_pictures_until_the_worst_gain_is_reached(tmp_path):
+    """0 at the start, 0.25 after nine epochs of 4 × 2 pictures: 0.2 would lie at 7.2 epochs."""
+    folder = make_run(tmp_path / "r", BASE, moved(a=0.5, b=1.2))
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["data"] = {"prompts_per_epoch": 4, "images_per_prompt": 2}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = "".join(json.dumps({"step": i, "epoch": i}) + "\n" for i in range(1, 10))
+    (folder / "metrics.jsonl").write_text(rows)
+    assert measure(folder).values[PICTURES] == pytest.approx(9 * 8 * 0.3 / 0.5)
+    low = make_run(tmp_path / "s", BASE, moved(a=0.2, b=2))
+    assert math.isnan(measure(low).values[PICTURES])
+
+
+def test_shares_of_the_specialists_gain(tmp_path):
+    """Specialists are told by their coefficients, and are a yardstick, not in the race."""
+    study = make_study(tmp_path, {"both": [0.3, 0.5], "only-a": [0.8, 1.2]})
+    for seed in (0, 1):
+        path = tmp_path / f"only-a-seed{seed}" / "metrics.jsonl"
+        path.write_text(json.dumps({"step": 1, "coefficient/a": 2.0, "coefficient/b": 0.0}) + "\n")
+    [part] = study_table(study, tmp_path)["settings"]
+    rows = {row["name"]: row for row in part["rows"]}
+    share = rows["both"]["shares"]["a"]
+    assert share["mean"] == pytest.approx(0.4) and share["n"] == 2
+    assert list(rows["both"]["shares"]) == ["a"]  # nobody was trained on b alone
+    assert rows["only-a"]["shares"] == {}
+    text = markdown(study_table(study, tmp_path))
+    assert "share of the specialist's gain | a |" in text and "| both | 0.40" in text
 
 
 def test_a_run_without_its_base_is_refused(tmp_path):

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from marble.errors import MarbleError
 from marble.recipe import Recipe, load_recipe
+from marble.studio import TRAINED, asset
 
 
 def split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
@@ -125,9 +126,11 @@ class Policy:
 def find_policy(
     target: str, recipe: str | None, overrides: list[str], *, trust: bool = False
 ) -> Policy:
-    """`base`, a run folder, or a LoRA file or folder."""
+    """`base`, `studio-trained`, a run folder, or a LoRA file or folder."""
     if target == "base":
         return Policy(load_recipe(recipe or "studio", overrides, trust=trust), None, "base")
+    if target == TRAINED:
+        return Policy(load_recipe("studio-gpu", overrides), asset("trained"), TRAINED)
     path = Path(target)
     if (path / "config.yaml").is_file():
         from marble.training.checkpoint import best_complete, step_of
@@ -142,6 +145,6 @@ def find_policy(
         return Policy(load_recipe(recipe or "studio", overrides, trust=trust), path, path.stem)
     what = "there is no such file or folder" if not path.exists() else "holds no run and no LoRA"
     raise MarbleError(
-        f"{target}: {what}; give `base`, a run folder or a LoRA (a folder with "
+        f"{target}: {what}; give `base`, `{TRAINED}`, a run folder or a LoRA (a folder with "
         "pytorch_lora_weights.safetensors)"
     )

@@ -21,7 +21,9 @@ from marble.cli.options import Device, Json, Prefer, Trust, preference
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(help="`base`, a run folder, or a LoRA.")],
+    target: Annotated[
+        str, typer.Argument(help="`base`, `studio-trained`, a run folder, or a LoRA.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
     ] = None,

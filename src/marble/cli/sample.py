@@ -13,7 +13,9 @@ from marble.errors import MarbleError
 
 
 def sample(
-    target: Annotated[str, typer.Argument(help="`base`, a run folder, or a LoRA.")],
+    target: Annotated[
+        str, typer.Argument(help="`base`, `studio-trained`, a run folder, or a LoRA.")
+    ],
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the PNGs.")] = Path(
         "samples"
@@ -47,6 +49,8 @@ def sample(
     Examples:
 
     - `marble sample base 'a sign that says "TEA"' 'a photo of two cats'`
+
+    - `marble sample studio-trained 'a sign that says "TEA"' --scale 4`
 
     - `marble sample runs/mine 'a photo of a red apple' -n 4 --scale 4`
 

@@ -14,9 +14,19 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.study.across import KINDS
-from marble.study.write import cell, markdown, order, ran_on, sortable, summary, to_json
+from marble.study.measure import PICTURES
+from marble.study.write import (
+    cell,
+    markdown,
+    order,
+    ran_on,
+    sortable,
+    specialists,
+    summary,
+    to_json,
+)
 
-SHOWN = ["worst gain", "mean gain", "composite", "conflict, other half", "canaries"]
+SHOWN = ["worst gain", "mean gain", "composite", "conflict", PICTURES, "canaries"]
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 
 
@@ -58,7 +68,7 @@ def told(table: dict[str, Any]) -> list[str]:
         "",
     ]
     if len(parts) == 1:
-        return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0])]
+        return [*lines, *summary(parts[0], SHOWN), *specialists(parts[0]), "", *order(parts[0])]
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
     lines += _across(parts, "worst gain", table.get("across"))
     pooled = (table.get("across") or {}).get("settings")

@@ -19,6 +19,10 @@ CONFLICTS = {
     "conflict, applied": "harmony_applied",
 }
 
+# The worst gain up to which pictures are counted.
+REACHED = 0.3
+PICTURES = f"pictures to {REACHED:g}"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -58,6 +62,7 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         "collapse": joint.collapse,
         **{label: harmony(run.metrics, kind).conflict_rate for label, kind in CONFLICTS.items()},
         "canaries": _canaries(run),
+        PICTURES: _pictures(run, judged),
         "minutes": run.seconds / 60,
     }
     return Measured(
@@ -89,6 +94,27 @@ def _shares(run: RunRecord, names: list[str]) -> np.ndarray:
     if not (total > 0).any():
         return np.full(len(names), np.nan)
     return np.asarray((table / np.where(total > 0, total, 1)[:, None])[total > 0].mean(axis=0))
+
+
+def _pictures(run: RunRecord, judged: Sequence[str]) -> float:
+    """Pictures trained on until the worst judged gain is `REACHED`; NaN where it never gets there.
+
+    Between two evaluations the gain is taken to be a straight line.
+    """
+    data = run.config.get("data") or {}
+    per_epoch = data.get("prompts_per_epoch", np.nan) * data.get("images_per_prompt", np.nan)
+    epochs = {row.get("step"): row.get("epoch", row.get("step")) for row in run.metrics}
+    before, base = (0.0, 0.0), run.base
+    for evaluation in run.evals:
+        if evaluation is base or base is None or evaluation.step not in epochs:
+            continue
+        now, then, _ = score_tables(evaluation, base, list(judged))
+        worst = float(np.nanmin(relative_gains(now, then)))
+        at = (epochs[evaluation.step] * per_epoch, worst)
+        if worst >= REACHED:
+            return float(np.interp(REACHED, (before[1], worst), (before[0], at[0])))
+        before = at
+    return np.nan
 
 
 def _canaries(run: RunRecord) -> float:

@@ -15,6 +15,7 @@ from marble.study.across import across
 from marble.study.measure import Measured, device_of, measure
 from marble.study.plan import Study
 from marble.study.runner import Failure, finished
+from marble.study.specialists import shares
 from marble.study.statistics import agreement, over_seeds, paired
 
 RANKED = ("worst gain", "composite")
@@ -71,6 +72,7 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
                 f"cells with others (here {list(sample.scores)} and {list(found.scores)})"
             )
     values = _values(runs, sample)
+    reached = shares(runs)
     rows: list[dict[str, Any]] = [
         {
             "name": "base",
@@ -90,6 +92,9 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
                 "values": measured,
             }
         )
+    compared = list(reached or runs)  # specialists are a yardstick, not in the race
+    for row in rows[1:]:
+        row["shares"] = reached.get(row["name"], {})
     best = max(rows[1:], key=lambda row: _or_least(row["values"]["worst gain"]["mean"]))["name"]
     for row in rows[1:]:
         if row["name"] != best:
@@ -100,7 +105,7 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
         "judged": sample.judged,
         "best": best,
         "rows": rows,
-        "ranks": {by: agreement(values[by]) for by in RANKED},
+        "ranks": {by: agreement({n: values[by][n] for n in compared}) for by in RANKED},
     }
 
 

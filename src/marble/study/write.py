@@ -19,7 +19,9 @@ these and the held-out scores, among the base and all runs of the table; *domina
 are shares of pictures better, or worse, than the base's twin on every judged reward. *Conflict* is
 the share of measured steps with a negative cosine between the direction and some reward's gradient,
 on the batch it was solved on, on the other half of the samples, and of the step the optimiser
-took. *Canaries*: image statistics that left the base's range."""
+took. *Pictures to 0.3*: trained on until the worst gain was 0.3, by straight lines between
+evaluations. *Share of the specialist's gain*: beside runs of the same length on that reward alone.
+*Canaries*: image statistics that left the base's range."""
 
 
 def write_tables(table: dict[str, Any], folder: Path) -> list[Path]:
@@ -73,7 +75,8 @@ def markdown(table: dict[str, Any]) -> str:
     for part in table["settings"]:
         if part["setting"]:
             lines += ["", f"## {part['setting']}"]
-        lines += ["", *summary(part), "", *scores(part), "", *weights(part), "", *order(part)]
+        lines += ["", *summary(part), "", *scores(part), "", *weights(part), *specialists(part)]
+        lines += ["", *order(part)]
     done = table["runs"] - len(table["missing"])
     lines += ["", f"{done} of {table['runs']} runs are finished{ran_on(table)}."]
     lines += [f"- `{failed['run']}` failed: {failed['said']}" for failed in table["failed"]]
@@ -114,6 +117,14 @@ def weights(part: dict[str, Any]) -> list[str]:
     names = part["trained"]
     body = [[row["name"], *(cell(row["weights"].get(n)) for n in names)] for row in rows]
     return _grid(["mean share c/Σc", *names], body)
+
+
+def specialists(part: dict[str, Any]) -> list[str]:
+    """Which share of its specialist's gain every reward reaches; [] without specialists."""
+    rows = [row for row in part["rows"] if row.get("shares")]
+    names = [name for name in part["judged"] if any(name in row["shares"] for row in rows)]
+    body = [[row["name"], *(cell(row["shares"].get(n), 2) for n in names)] for row in rows]
+    return ["", *_grid(["share of the specialist's gain", *names], body)] if body else []
 
 
 def order(part: dict[str, Any], measures: Sequence[str] = ()) -> list[str]:
