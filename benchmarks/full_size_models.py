@@ -50,6 +50,7 @@ MODELS = {
     "zimage": Model("zimage-5rewards", "AutoencoderKL", KL_VAE, {"shift": 3.0}),
     "qwen-image": Model("qwen-image-5rewards", "AutoencoderKLQwenImage", {}, DYNAMIC),
     "flux1-dev": Model("flux1-dev-5rewards", "AutoencoderKL", KL_VAE, DYNAMIC, default=False),
+    "sd35m": Model("sd35m-5rewards", "AutoencoderKL", KL_VAE, {"shift": 3.0}, default=False),
     "sd35l": Model("sd35l-5rewards", "AutoencoderKL", KL_VAE, {"shift": 3.0}, default=False),
 }
 

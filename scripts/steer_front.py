@@ -87,8 +87,8 @@ def evaluate(task: Task, out: Path, device: str | None, words: list[str]) -> Non
 
     from marble.evaluation.canaries import diversity
     from marble.models import lora
-    from marble.models.merging import merged
     from marble.models.sliders import Sliders
+    from marble.models.soups import merged
     from marble.recipe import load_recipe
     from marble.training.checkpoint import newest_complete
     from marble.training.evaluate import evaluate_policy

@@ -47,7 +47,6 @@ def main() -> None:
     _, images = draw(
         adapter,
         samples,
-        policy="base",
         steps=recipe.eval.steps or settings.steps,
         sampler=recipe.eval.sampler or settings.sampler,
         guidance=recipe.eval.guidance or settings.guidance,

@@ -199,29 +199,3 @@ def test_gradient_checkpointing_changes_nothing(folder, randomise):
         grads.append([p.grad for p in adapter.lora_parameters().values()])
     assert any(g.abs().max() > 0 for g in grads[0])
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*grads))
-
-
-@pytest.mark.slow
-def test_blocks_compile_for_every_adapter(folder, randomise, monkeypatch):
-    """With dynamo's eager backend: the graph is traced, guarded and switched, not lowered."""
-    from diffusers.models.attention import JointTransformerBlock
-
-    plain_compile = torch.nn.Module.compile
-    monkeypatch.setattr(
-        JointTransformerBlock, "compile", lambda self: plain_compile(self, backend="eager")
-    )
-    results = []
-    for compiled in (False, True):
-        adapter = load(str(folder), compile=compiled)
-        adapter.add_lora(4, 8)
-        randomise(adapter, seed=1)
-        randomise(adapter, seed=2, name="old")
-        cond, x = adapter.encode(["a"]), adapter.noise([1])
-        row = []
-        for name in ("default", "old", "base"):
-            with adapter.using(name), torch.no_grad():
-                row.append(adapter.velocity(x, torch.tensor([0.4]), cond))
-        results.append(row)
-    for eager, compiled_v in zip(*results):
-        assert torch.allclose(eager, compiled_v, atol=1e-5)
-    assert not torch.allclose(results[1][0], results[1][1], atol=1e-4)

@@ -53,6 +53,48 @@ def test_the_base_has_no_gates(steered):
             assert torch.equal(velocities(steered), plain)
 
 
+def test_gates_lie_where_a_recorded_pass_reads_them(steered):
+    """CUDA graphs hold addresses: gates of as many samples are always at the same one."""
+    seen = []
+    for weights in ([(0.0, 2.0), (1.5, 0.5)], [(2.0, 0.0), (1.0, 1.0)]):
+        with steered.preferring(weights):
+            rows = steered._gates.rows
+            assert torch.equal(rows, SLIDERS.gates(weights))
+            seen.append(rows.data_ptr())
+    assert seen[0] == seen[1]
+
+
+def test_sliders_cannot_differ_where_the_lora_is_merged(steered):
+    from marble.models import merge
+
+    with (
+        merge.merged(steered.transformer, "default"),
+        pytest.raises(RuntimeError, match="merged into the weights"),
+    ):
+        steered.preferring([(0.0, 2.0)])
+
+
+@pytest.mark.slow
+def test_compiled_blocks_are_gated_too(folder, randomise):
+    """Traced as a whole, without a break, and again for other gates of the same size."""
+    from marble.models.compiling import Compiled
+    from marble.models.pipeline import blocks
+
+    plain, traced = (load(str(folder)) for _ in range(2))
+    for adapter in (plain, traced):
+        adapter.add_lora(rank=7, alpha=10.5, seed=3)
+        adapter.add_sliders(SLIDERS)
+        randomise(adapter, seed=1)
+    compiled = Compiled(blocks(traced.transformer), print, backend="eager")
+    for weights in ([(0.0, 2.0), (1.5, 0.5), None], [(2.0, 0.0), None, (0.3, 0.1)]):
+        found = []
+        for adapter in (plain, traced):
+            with adapter.preferring(weights):
+                found.append(velocities(adapter))
+        torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+    assert compiled.mode == "whole" and compiled.eager == 0
+
+
 def test_guidance_and_smaller_batches_keep_samples_and_weights_together(steered):
     cond = steered.encode(["a cat", "a red dog", "the sea"])
     how = {"steps": 2, "sampler": "euler", "guidance": 3.0}
@@ -120,7 +162,9 @@ def test_weights_by_name():
     assert SLIDERS.weights({"look": 0.5}) == [1.0, 0.5]
     with pytest.raises(MarbleError, match="no slider 'looks'; known: ocr, look"):
         SLIDERS.weights({"looks": 1.0})
-    with pytest.raises(MarbleError, match=r"slider ocr: its weight is -1\.0; give 0 to 2"):
+    with pytest.raises(
+        MarbleError, match="slider ocr: its weight is -1; it was trained from 0 to 2"
+    ):
         SLIDERS.weights({"ocr": -1.0})
 
 

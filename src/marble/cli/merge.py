@@ -35,7 +35,7 @@ def merge(
 
     - `marble merge runs/ocr runs/clip runs/pick --weights 0.5,0.25,0.25 --out soup`
     """
-    from marble.models.merging import merge_files
+    from marble.models.soups import merge_files
 
     policies = [find_policy(target, None, [], trust=trust) for target in targets]
     missing = [target for target, policy in zip(targets, policies) if policy.lora is None]

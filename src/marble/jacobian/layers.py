@@ -31,7 +31,8 @@ def find_spans(model: nn.Module) -> list[Span]:
     """All trainable parameters as spans, or an error naming those that cannot be covered.
 
     Covered is the weight of an ``nn.Linear`` without trainable bias whose ``forward`` is the
-    ordinary one: peft's LoRA factors, and any other such layer.
+    ordinary one, or whose class says so (``plain_linear = True``): LoRA factors, and any other such
+    layer.
     """
     owners: dict[int, list[nn.Module]] = {}
     for module in model.modules():
@@ -94,7 +95,7 @@ def _covers(module: nn.Module, parameter: nn.Parameter) -> bool:
         isinstance(module, nn.Linear)
         and module.weight is parameter
         and module.bias is None
-        and type(module).forward is nn.Linear.forward
+        and (type(module).forward is nn.Linear.forward or getattr(module, "plain_linear", False))
         and "forward" not in vars(module)
         # nn.MultiheadAttention reads this layer's weight without ever calling the layer.
         and not isinstance(module, NonDynamicallyQuantizableLinear)

@@ -56,9 +56,28 @@ def _per_sample(delta: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     right = x.reshape(batch, -1, x.shape[-1])
     if left.dtype == dtype:
         return torch.bmm(left, right)
-    if left.is_cuda and dtype == torch.float32 and not torch.compiler.is_compiling():
-        return torch.bmm(left, right, out_dtype=dtype)
+    if dtype == torch.float32:
+        return wide_bmm(left, right)
     return torch.bmm(left.to(dtype), right.to(dtype))
+
+
+@torch.library.custom_op(
+    "marble::wide_bmm", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor"
+)
+def wide_bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Batched product of 16-bit matrices, summed and kept in fp32.
+
+    An operator of its own: compilers do not know torch's product with another output format, and
+    would cast both operands, which are activations, to fp32 and multiply those.
+    """
+    if a.is_cuda:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
+
+
+@wide_bmm.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2], dtype=torch.float32)
 
 
 class Recorded:
@@ -71,4 +90,6 @@ class Recorded:
         if probe is None or probe.shape[0] != x.shape[0]:
             probe = getattr(self, MAKE_PROBE)(x.shape[0])
         # Detached: the weight's own .grad, and DDP's or FSDP's hooks on it, stay out of this.
-        return PerSampleLinear.apply(x, self.weight.detach(), probe)
+        # `low`: a copy of the weight in the format of the computation, where a layer keeps one.
+        low = getattr(self, "low", None)
+        return PerSampleLinear.apply(x, self.weight.detach() if low is None else low, probe)

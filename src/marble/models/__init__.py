@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from marble.models.family import Family, Section
@@ -62,7 +62,7 @@ def load(
     truncate_prompts: bool = False,
     offload_encoders: bool = False,
     gradient_checkpointing: bool = False,
-    compile: bool = False,
+    compile: bool | Literal["auto"] = False,
     denoiser_on_cpu: bool = False,
 ) -> PipelineAdapter:
     """The adapter of `studio`, a diffusers folder or a hub id.

@@ -35,10 +35,18 @@ def check_prompts(recipe: Recipe, prompts: Iterable[str]) -> None:
 
 
 def build_adapter(
-    recipe: Recipe, device: torch.device, *, denoiser_on_cpu: bool = False
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    denoiser_on_cpu: bool = False,
+    training: bool = False,
 ) -> PipelineAdapter:
-    """The recipe's model on `device`, without a LoRA."""
+    """The recipe's model on `device`, without a LoRA; `training`: for so many passes that they are
+    worth compiling for."""
     model = recipe.model
+    choice = model.compile
+    if choice == "auto" and (denoiser_on_cpu or not training):
+        choice = False
     return marble.models.load(
         model.path,
         revision=model.revision,
@@ -52,7 +60,7 @@ def build_adapter(
         truncate_prompts=model.truncate_prompts,
         offload_encoders=model.offload_encoders,
         gradient_checkpointing=model.gradient_checkpointing,
-        compile=model.compile,
+        compile=choice,
         denoiser_on_cpu=denoiser_on_cpu,
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from peft import LoraConfig
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from marble.errors import MarbleError
 from marble.models.folder import check_safetensors
+from marble.models.lora_layer import make_lean
 
 TRAINED, OLD, BASE = "default", "old", "base"
 WEIGHTS_FILE = "pytorch_lora_weights.safetensors"
@@ -51,6 +52,7 @@ def add_adapters(
         for parameter in parameters(model, name).values():
             parameter.data = parameter.data.float()
             parameter.requires_grad_(name == TRAINED)
+    make_lean(layer for _, layer in lora_layers(model))
     _initialise(parameters(model, TRAINED), rank, init, seed)
     load_state(model, OLD, parameters(model, TRAINED))
     activate(model, TRAINED)
@@ -135,10 +137,30 @@ def activate(model: nn.Module, adapter: str) -> None:
     peft's own `set_adapter` also flips `requires_grad`, which would unhook a trained adapter from
     its optimiser and from DDP every time the old policy is asked; this only switches the path.
     """
+    if model in _fixed:
+        raise RuntimeError("a LoRA is merged into the weights: adapters cannot be switched now")
     for _, layer in lora_layers(model):
         layer._disable_adapters = adapter == BASE
         if adapter != BASE:
             layer._active_adapter = [adapter]
+
+
+_fixed: WeakSet[nn.Module] = WeakSet()
+
+
+def is_fixed(model: nn.Module) -> bool:
+    """Whether a LoRA is merged into the weights."""
+    return model in _fixed
+
+
+@contextmanager
+def fixed(model: nn.Module) -> Iterator[None]:
+    """Inside, switching the adapter is an error."""
+    _fixed.add(model)
+    try:
+        yield
+    finally:
+        _fixed.discard(model)
 
 
 def active(model: nn.Module) -> str:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from marble.errors import MarbleError
+from marble.models import compiling
 from marble.models.base import Adapter
 from marble.models.folder import pipeline_index
 from marble.models.precision import DTYPES
@@ -65,7 +66,7 @@ class PipelineAdapter(Adapter):
         truncate_prompts: bool = False,
         offload_encoders: bool = False,
         gradient_checkpointing: bool = False,
-        compile: bool = False,
+        compile: bool | Literal["auto"] = False,
         denoiser_on_cpu: bool = False,
     ) -> None:
         super().__init__(device, dtype, precision)
@@ -79,9 +80,11 @@ class PipelineAdapter(Adapter):
         self.lora_targets = self.targets_in(n for n, _ in self.transformer.named_parameters())
         if gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
-        if compile:
-            for block in blocks(self.transformer):
-                block.compile()
+        weights = sum(p.numel() for p in self.transformer.parameters())
+        if compiling.wanted(compile, self.device, weights, lambda line: self.say(line)):
+            self.compiled = compiling.Compiled(
+                blocks(self.transformer), lambda line: self.say(line)
+            )
 
     def _place(self, offload_encoders: bool, denoiser_on_cpu: bool) -> None:
         """Every part frozen, in evaluation mode and where it belongs."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,7 @@ class Gates:
 
     def __init__(self, model: nn.Module) -> None:
         self.rows: Tensor | None = None
+        self._places: dict[int, Tensor] = {}
         for _, layer in lora.lora_layers(model):
             for part in layer.lora_A.values():
                 part.register_forward_hook(self._scale)
@@ -144,14 +145,24 @@ class Gates:
         rows = rows.repeat(len(output) // len(rows), 1) if len(output) != len(rows) else rows
         return output * rows.view(len(rows), *[1] * (output.dim() - 2), -1)
 
+    @contextmanager
+    def set(self, rows: Tensor) -> Iterator[None]:
+        """Gates of the samples of every forward pass inside."""
+        if self.rows is not None:
+            raise RuntimeError("gates are set already")
+        with self._held(rows):
+            yield
+
     def only(self, chosen: slice) -> AbstractContextManager[None]:
         """Inside, forward passes are on some of the samples whose gates are set."""
-        return self.set(None if self.rows is None else self.rows[chosen])
+        return nullcontext() if self.rows is None else self._held(self.rows[chosen])
 
     @contextmanager
-    def set(self, rows: Tensor | None) -> Iterator[None]:
-        """Gates of the samples of every forward pass inside; None: all 1."""
-        before, self.rows = self.rows, rows
+    def _held(self, rows: Tensor) -> Iterator[None]:
+        """One place in memory per number of samples: a recorded pass (`graphs`) reads there."""
+        place = self._places.setdefault(len(rows), torch.empty_like(rows))
+        place.copy_(rows)
+        before, self.rows = self.rows, place
         try:
             yield
         finally:

@@ -74,7 +74,11 @@ class Model(Section):
         default=False,
         description="Recompute activations in backward: less memory, about a third slower.",
     )
-    compile: bool = Field(default=False, description="torch.compile each transformer block.")
+    compile: bool | Literal["auto"] = Field(
+        default="auto",
+        description="torch.compile each transformer block; auto: when training a model of 100 M "
+        "weights or more on a GPU, unless it is sharded.",
+    )
 
 
 class Source(Section):

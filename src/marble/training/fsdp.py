@@ -31,7 +31,7 @@ def check(recipe: Recipe, size: int) -> None:
         )
     if recipe.train.steps_per_epoch > 1:
         raise MarbleError("train.fsdp needs train.steps_per_epoch=1")
-    if recipe.model.compile:
+    if recipe.model.compile is True:
         raise MarbleError("train.fsdp does not go with model.compile")
 
 

@@ -107,6 +107,8 @@ class Trainer:
                 seen = {}
         self.epoch += 1
         self.adapter.follow(self.recipe.rollout.old_decay.at(self.epoch))
+        if self.adapter.compiled is not None:
+            self.adapter.compiled.tell()
         self.last = (epoch.rollout, epoch.batch)
         self.scored = (epoch.samples, epoch.rewards_KN)
         return rows
@@ -321,6 +323,8 @@ class Trainer:
         row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
+        if self.adapter.compiled is not None:
+            row |= self.adapter.compiled.counts
         row |= self._canaries
 
     def _sampler(self) -> GroupSampler:

@@ -91,25 +91,26 @@ def make_rollout(
     kept: list[dict[str, Tensor]] = []
     waiting = torch.zeros(0, dtype=torch.uint8)
     due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
-    for start in range(0, len(samples), batch_size):
-        part = samples[start : start + batch_size]
-        chosen: str | Sde = sampler
-        if sampler == "sde":
-            chosen = _sde(part, sde or SdeSettings(), keep_path)
-        x_0, pictures = draw(
-            adapter, part, policy=policy, steps=steps, sampler=chosen, guidance=guidance
-        )
-        if isinstance(chosen, Sde) and keep_path:
-            kept.append(chosen.kept)
-        latents.append(x_0)
-        images.append(pictures)
-        waiting = torch.cat([waiting, pictures]) if len(waiting) else pictures
-        while len(scores) < len(due) and due[len(scores)].stop <= start + len(pictures):
-            run = due[len(scores)]
-            count = run.stop - run.start
-            job = (waiting[:count], *described(samples[run]))
-            waiting = waiting[count:]
-            scores.append(rewards.score(*job) if pool is None else pool.submit(rewards.score, *job))
+    with adapter.drawing(policy, steered=any(s.prefer is not None for s in samples)):
+        for start in range(0, len(samples), batch_size):
+            part = samples[start : start + batch_size]
+            chosen: str | Sde = sampler
+            if sampler == "sde":
+                chosen = _sde(part, sde or SdeSettings(), keep_path)
+            x_0, pictures = draw(adapter, part, steps=steps, sampler=chosen, guidance=guidance)
+            if isinstance(chosen, Sde) and keep_path:
+                kept.append(chosen.kept)
+            latents.append(x_0)
+            images.append(pictures)
+            waiting = torch.cat([waiting, pictures]) if len(waiting) else pictures
+            while len(scores) < len(due) and due[len(scores)].stop <= start + len(pictures):
+                run = due[len(scores)]
+                count = run.stop - run.start
+                job = (waiting[:count], *described(samples[run]))
+                waiting = waiting[count:]
+                scores.append(
+                    rewards.score(*job) if pool is None else pool.submit(rewards.score, *job)
+                )
     drawn = time.perf_counter()
     arrays = [s.result() if isinstance(s, Future) else s for s in scores]
     done = time.perf_counter()
@@ -149,14 +150,13 @@ def draw(
     adapter: Adapter,
     samples: Sequence[Sample],
     *,
-    policy: str,
     steps: int,
     sampler: str | Sampler,
     guidance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Latents and uint8 pictures (on the CPU) of some samples under `policy`."""
+    """Latents and uint8 pictures (on the CPU) of some samples, under the adapter in use."""
     cond = adapter.encode([s.prompt.text for s in samples])
-    with adapter.using(policy), adapter.preferring([s.prefer for s in samples]):
+    with adapter.preferring([s.prefer for s in samples]):
         x_0 = adapter.sample(
             cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
         )

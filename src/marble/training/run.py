@@ -99,6 +99,7 @@ def _train(
         with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
             parts = processes.together(lambda: build(recipe, processes.device, processes.size))
             trainer = Trainer(recipe, parts, processes)
+        parts.adapter.say = say
         if recipe.train.precision == "auto" and parts.adapter.precision is torch.bfloat16:
             say(
                 "computing in bf16, which this CPU has instructions for; train.precision=fp32 "
@@ -152,6 +153,7 @@ def _loop(
     recipe: Recipe, trainer: Trainer, recorder: Recorder, processes: Processes, console: Console
 ) -> Outcome:
     display = Display(recipe.rewards.names, recipe.train.steps, trainer.step, console)
+    trainer.adapter.say = display.say
     collapsed: str | None = None
     with StopRequest(recipe.train.max_hours) as stop, display:
         for note in notes(recipe):

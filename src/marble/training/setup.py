@@ -66,7 +66,7 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
             f"train.fsdp: {rewards.compares[0]} compares the pictures of a prompt, so an epoch's "
             f"{recipe.data.prompts_per_epoch} prompts must divide by {processes} processes"
         )
-    adapter = build_adapter(recipe, device, denoiser_on_cpu=sharded)
+    adapter = build_adapter(recipe, device, denoiser_on_cpu=sharded, training=True)
     lora = recipe.model.lora
     adapter.add_lora(
         lora.rank, lora.alpha, targets=lora.targets, init=lora.init, seed=recipe.train.seed

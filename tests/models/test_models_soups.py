@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from marble.errors import MarbleError
-from marble.models.merging import merged
+from marble.models.soups import merged
 
 NAME = "block.attn.to_q"
 

@@ -1,0 +1,156 @@
+"""Our LoRA layer: peft's numbers without its casts, and gradients no worse than autocast's own."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from peft.tuners.lora import Linear
+from torch import nn
+
+from marble.jacobian import Jacobian
+from marble.models import load, lora
+from marble.models.lora_layer import Factor, LeanLinear, keep_low, make_lean
+
+BF16 = torch.bfloat16
+
+
+def layer(seed=0, width=64, rank=8, alpha=16.0, dtype=BF16):
+    """peft's own layer with random factors, fp32 as trained."""
+    torch.manual_seed(seed)
+    config = LoraConfig(r=rank, lora_alpha=alpha)
+    made = Linear(nn.Linear(width, width), "default", config, r=rank, lora_alpha=alpha)
+    made.requires_grad_(False)
+    made.base_layer.to(dtype)
+    for factor in (made.lora_A["default"], made.lora_B["default"]):
+        factor.weight.data = torch.randn(factor.weight.shape) * 0.1
+        factor.weight.requires_grad_(True)
+    return made
+
+
+class Holder(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def run(model, x, autocast=True):
+    """(y, gradients of A, B and x)."""
+    x = x.clone().requires_grad_()
+    factors = [f["default"].weight for f in (model.inner.lora_A, model.inner.lora_B)]
+    with torch.autocast("cpu", dtype=BF16, enabled=autocast):
+        y = model(x)
+    generator = torch.Generator().manual_seed(5)
+    y.backward(torch.randn(y.shape, generator=generator).to(y.dtype))
+    found = (y.detach(), *(f.grad for f in factors), x.grad)
+    for f in factors:
+        f.grad = None
+    return found
+
+
+def error(found, exact):
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("alpha", [16.0, 12.0])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_the_same_as_peft(alpha, dtype):
+    """Equal bits where the scale is a power of two, else equal but for rounding."""
+    x = torch.randn(4, 7, 64, generator=torch.Generator().manual_seed(1))
+    for autocast in (False, True):
+        given = x.to(dtype) if not autocast else x
+        wanted = run(Holder(layer(alpha=alpha, dtype=dtype)), given, autocast)
+        lean = layer(alpha=alpha, dtype=dtype)
+        make_lean([lean])
+        found = run(Holder(lean), given, autocast)
+        for a, b in zip(found, wanted):
+            assert a.dtype == b.dtype
+            if alpha == 16:
+                assert torch.equal(a, b)
+            else:
+                assert torch.allclose(a, b, rtol=2e-2, atol=2e-2 * float(b.abs().max()))
+
+
+def test_gradients_are_as_exact_as_under_autocast():
+    """Against fp64 on the same weights: no larger than 1.05 of what peft under autocast has."""
+    x = torch.randn(4, 256, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    exact = run(Holder(layer().double()), x.double(), autocast=False)
+    stock = run(Holder(layer()), x)
+    lean = layer()
+    make_lean([lean])
+    model = Holder(lean)
+    keep_low(model, [lean], BF16)
+    for name, found, peft, true in zip("yABx", run(model, x), stock, exact):
+        assert error(found, true) <= 1.05 * error(peft, true) + 1e-6, name
+        assert error(found, true) < 1e-2
+
+
+def test_low_copies_follow_every_change_of_the_weights():
+    lean = layer()
+    make_lean([lean])
+    model = Holder(lean)
+    keep_low(model, [lean], BF16)
+    x = torch.randn(2, 3, 64)
+    weight = lean.lora_B["default"].weight
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    before = run(model, x)[0]
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    stepped = run(model, x)[0]
+    assert not torch.equal(before, stepped)
+    weight.data.zero_()  # leaves no version behind
+    assert torch.equal(
+        run(model, x)[0],
+        nn.functional.linear(x.to(BF16), lean.base_layer.weight, lean.base_layer.bias),
+    )
+
+
+def test_two_passes_may_wait_for_one_backward():
+    lean = layer()
+    make_lean([lean])
+    model = Holder(lean)
+    keep_low(model, [lean], BF16)
+    with torch.autocast("cpu", dtype=BF16):
+        total = model(torch.ones(1, 2, 64)).sum() + model(torch.ones(1, 2, 64)).sum()
+    total.backward()
+    assert lean.lora_B["default"].weight.grad.abs().max() > 0
+
+
+def test_per_sample_gradients_sum_to_the_ordinary_one():
+    lean = layer()
+    make_lean([lean])
+    model = Holder(lean)
+    keep_low(model, [lean], BF16)
+    x = torch.randn(3, 5, 64)
+    cotangent = torch.randn(3, 5, 64)
+    jac = Jacobian(model, 1)
+    with jac.recording(), torch.autocast("cpu", dtype=BF16):
+        v = model(x)
+    jac.backward(v, [(cotangent, torch.ones(1, 3))])
+    jac.write_grad(torch.ones(1))
+    found = [f.weight.grad for f in (lean.lora_A["default"], lean.lora_B["default"])]
+    for f in (lean.lora_A["default"], lean.lora_B["default"]):
+        f.weight.grad = None
+    with torch.autocast("cpu", dtype=BF16):
+        v = model(x)
+    v.backward(cotangent.to(v.dtype))
+    for mine, f in zip(found, (lean.lora_A["default"], lean.lora_B["default"])):
+        assert torch.allclose(mine, f.weight.grad, rtol=2e-2, atol=1e-2)
+
+
+def test_layers_with_more_than_a_plain_lora_stay_peft_s():
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, lora_alpha=4, lora_dropout=0.5)
+    dropped = Linear(nn.Linear(8, 8), "default", config, r=4, lora_alpha=4, lora_dropout=0.5)
+    make_lean([dropped])
+    assert type(dropped) is Linear and type(dropped.lora_A["default"]) is nn.Linear
+
+
+def test_models_get_lean_layers_and_the_file_stays_the_same(folder):
+    adapter = load(str(folder))
+    adapter.add_lora(4, 8)
+    layers = [found for _, found in lora.lora_layers(adapter.transformer)]
+    assert layers and all(type(one) is LeanLinear for one in layers)
+    assert all(type(one.lora_A["old"]) is Factor for one in layers)
+    assert not any("low" in name for name in adapter.transformer.state_dict())
