@@ -40,14 +40,15 @@ assert "marble" not in sys.modules
 def run(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "steered"
     words = ["balance.method=steer", "model.lora={rank: 6, alpha: 12}"]
-    recipe = toy.recipe("optim.lr=0.1", "train.steps=3", "train.probe=0", *words)
+    recipe = toy.recipe("optim.lr=0.1", "train.steps=3", "train.probe=8", *words)
     train(recipe, folder, device="cpu", console=Console(quiet=True))
     return folder
 
 
 @pytest.fixture(scope="module")
 def lora(run):
-    return next(run.glob("checkpoints/step-*/lora"))
+    best = json.loads((run / "checkpoints" / "best").read_text())
+    return run / "checkpoints" / best["folder"] / "lora"
 
 
 def pictures(folder):
@@ -98,6 +99,37 @@ def test_the_command_and_the_merged_lora_draw_it_too(toy, run, ours, tmp_path):
     recipe = load_recipe(str(run / "config.yaml"))
     draw_prompts(recipe, tmp_path / "lora", PROMPTS, tmp_path / "b", seed=7, device="cpu")
     assert abs(pictures(tmp_path / "b") - pictures(ours / "preferred")).max() <= 1
+
+
+def test_the_run_ends_with_pictures_at_every_setting(run, lora, tmp_path):
+    """Those of `marble sample` at these weights, of prompts and seeds of the probe."""
+    index = json.loads((run / "front" / "index.json").read_text())
+    assert index["names"] == ["red", "blue", "dark"] and index["top"] == 2
+    settings = {one["label"]: one for one in index["settings"]}
+    assert list(settings) == [
+        "default", "red", "blue", "dark", "red + blue", "red + dark", "blue + dark",
+        "no red", "no blue", "no dark",
+    ]  # fmt: skip
+    assert settings["red"]["weights"] == [2.0, 0.5, 0.5]
+    assert settings["no blue"]["weights"] == [1.0, 0.0, 1.0]
+    assert all(len(one["gains"]) == 3 and one["diversity"] > 0 for one in settings.values())
+    assert settings["red"]["gains"] != settings["default"]["gains"]
+    assert str(index["step"]) in lora.parent.name
+    recipe = load_recipe(str(run / "config.yaml"))
+    prefer = {"red": 2.0, "blue": 0.5, "dark": 0.5}
+    for i, sample in enumerate(index["samples"]):
+        (file,) = draw_prompts(
+            recipe,
+            lora,
+            [sample["prompt"]],
+            tmp_path / str(i),
+            seed=sample["seed"],
+            device="cpu",
+            prefer=prefer,
+        )
+        kept = run / "front" / settings["red"]["files"][i]
+        ours, theirs = (np.asarray(Image.open(p)).astype(int) for p in (file, kept))
+        assert abs(ours - theirs).max() <= 1
 
 
 def test_merging_a_run_with_itself_changes_nothing(run, ours, tmp_path):
