@@ -7,8 +7,8 @@ BIN    := $(VENV)/bin
 help:
 	@echo "make train     install, then train the studio model on its five rewards (CPU, minutes)"
 	@echo "make test      install, then run the tests (under 10 minutes on 2 cores)"
-	@echo "make test-all  the same and the long tests"
-	@echo "make check     lint, format and type checks"
+	@echo "make test-all  the same and the long tests (within 60 minutes on 2 cores)"
+	@echo "make check     lint, format, types, spelling and plain words"
 	@echo "make snapshots renew what tests expect the commands to print; look at the diff"
 	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make studio    rebuild the studio's model and reward weights from nothing (GPU advised)"
@@ -36,7 +36,7 @@ test: install-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: install-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations=40
 
 docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
@@ -53,6 +53,7 @@ check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/readability.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,6 +2,8 @@
 
     python scripts/mutate.py                      # 70 mutants of the engine's rooms
     python scripts/mutate.py --count 300 --seed 1 --rooms jacobian objectives
+    python scripts/mutate.py --from 36 --to 70     # a part of the same sample, elsewhere
+    python scripts/mutate.py --only 'balance/plan.py:142:+→-'
     python scripts/mutate.py --show 'balance/plan.py:142:+→-'
 
 Each mutant is one change to the syntax tree of one module (an operator, a constant, a comparison, a
@@ -18,20 +20,25 @@ import ast
 import copy
 import json
 import os
+import queue
 import random
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import hypothesis  # noqa: F401  (these are imported once, and not for every mutant)
+import peft  # noqa: F401
 import pytest
 import scipy.optimize  # noqa: F401
-import torch  # noqa: F401
+import torch.distributed.fsdp
+import torch.multiprocessing  # noqa: F401
 from torch.utils.checkpoint import checkpoint  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,12 +50,6 @@ TESTS = {
     "balance": ["tests/balance"],
     "harmonise": ["tests/harmonise", "tests/balance"],
     "advantage.py": ["tests/advantage", "tests/balance"],
-}
-#: Room → a few quick tests that notice most faults; they go before the rest.
-QUICK = {
-    "balance": ["tests/balance/test_balance_exact.py", "tests/balance/test_balance_gaps.py"],
-    "jacobian": ["tests/jacobian/test_jacobian_exact.py"],
-    "harmonise": ["tests/harmonise/test_rules.py", "tests/harmonise/test_harmoniser.py"],
 }
 LEFT_OUT = ("bench.py", "__init__.py")
 SWAPS: dict[type, type] = {
@@ -134,30 +135,31 @@ def all_mutants(rooms: list[str]) -> list[Mutant]:
     return found
 
 
-def killed_by(mutant: Mutant, place: Path, seconds: float, skip: list[str]) -> str | None:
-    """Which test noticed, None for a survivor. Takes the nearest tests first."""
+def killed_by(
+    mutant: Mutant, place: Path, seconds: float, skip: list[str], cost: dict[str, float]
+) -> str | None:
+    """Which test noticed, None for a survivor. `place` holds a copy of the package."""
     file = place / "marble" / mutant.file
     whole = (SOURCE / mutant.file).read_text()
     file.write_text(ast.unparse(apply(ast.parse(whole), mutant.number)))
     try:
-        for tests in _stages(mutant):
-            status, said = _pytest(place, seconds, "-x", *skip, *tests)
-            if status:
-                failed = [x for x in said.splitlines() if x.startswith(("FAILED", "ERROR"))]
-                return failed[0][:160] if failed else f"{tests[0]}: {status}"
-        return None
+        status, said = _pytest(place, seconds, "-x", *skip, *_in_order(mutant, cost))
     finally:
         file.write_text(whole)
+    failed = [x for x in said.splitlines() if x.startswith(("FAILED", "ERROR"))]
+    return (failed[0][:160] if failed else status) if status else None
 
 
-def _stages(mutant: Mutant) -> Iterator[list[str]]:
-    """Tests of the module's name, quick ones, and then all of the rooms that rest on it."""
+def _in_order(mutant: Mutant, cost: dict[str, float]) -> list[str]:
+    """Files of tests: those of the module's name, then the others, room by room, cheapest first."""
     stem = Path(mutant.file).stem.strip("_")
-    room = ROOT / TESTS[mutant.room][0]
-    named = [str(p.relative_to(ROOT)) for p in sorted(room.glob(f"test_*{stem}*.py"))]
-    for tests in (named, QUICK.get(mutant.room, []), *([room] for room in TESTS[mutant.room])):
-        if tests:
-            yield tests
+    files = []
+    for number, room in enumerate(TESTS[mutant.room]):
+        for path in (ROOT / room).glob("test_*.py"):
+            name = str(path.relative_to(ROOT))
+            named = number == 0 and stem in path.stem
+            files.append((not named, number, cost.get(name, 0.0), name))
+    return [name for *_, name in sorted(files)]
 
 
 def _pytest(place: Path, seconds: float, *words: str) -> tuple[str, str]:
@@ -190,12 +192,31 @@ def _pytest(place: Path, seconds: float, *words: str) -> tuple[str, str]:
     return "did not end", ""
 
 
+def _without_mutant(place: Path, rooms: list[str]) -> tuple[list[str], dict[str, float]]:
+    """Words that leave out tests that fail anyway, and the seconds that each file takes."""
+    skip: list[str] = []
+    cost: dict[str, float] = {}
+    for room in rooms:
+        _, said = _pytest(place, 3600, room)
+        failed = [x.split()[1] for x in said.splitlines() if x.startswith("FAILED")]
+        skip += [word for name in failed for word in ("--deselect", name)]
+        for seconds, file in re.findall(r"^ *([\d.]+)s \w+ +(\S+?\.py)::", said, re.MULTILINE):
+            cost[file] = cost.get(file, 0.0) + float(seconds)
+        print(f"{room}: {len(failed)} tests fail without a mutant and are left out", flush=True)
+    return skip, cost
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     words.add_argument("--count", type=int, default=70, help="mutants to try, drawn at random")
     words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--from", type=int, default=1, dest="first", help="first of the sample")
+    words.add_argument("--to", type=int, help="last of the sample")
+    words.add_argument("--only", nargs="+", help="the mutants of these names, and no others")
+    words.add_argument("--clean", action="store_true", help="all tests pass without a mutant")
+    words.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     words.add_argument("--rooms", nargs="+", choices=TESTS, default=list(TESTS))
-    words.add_argument("--seconds", type=float, default=300, help="most that a room's tests take")
+    words.add_argument("--seconds", type=float, default=900, help="most for one mutant")
     words.add_argument("--out", type=Path, help="write the result here as JSON")
     words.add_argument("--show", help="print the module with the mutant of this name, and stop")
     chosen = words.parse_args()
@@ -206,24 +227,31 @@ def main() -> None:
         print(ast.unparse(apply(source, mutant.number)))
         return
     sample = random.Random(chosen.seed).sample(mutants, min(chosen.count, len(mutants)))
-    survivors, started = [], time.monotonic()
+    numbered = list(enumerate(sample, 1))[chosen.first - 1 : chosen.to]
+    if chosen.only:
+        numbered = list(enumerate((m for m in mutants if m.name in chosen.only), 1))
+    sample = [mutant for _, mutant in numbered]
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        shutil.copytree(SOURCE, place / "marble", ignore=shutil.ignore_patterns("__pycache__"))
-        skip: list[str] = []
-        for tests in sorted({tests for room in chosen.rooms for tests in TESTS[room]}):
-            _, said = _pytest(place, chosen.seconds, tests)
-            failed = [x.split()[1] for x in said.splitlines() if x.startswith("FAILED")]
-            skip += [word for name in failed for word in ("--deselect", name)]
-            print(
-                f"{tests}: {len(failed)} tests fail without a mutant and are left out", flush=True
-            )
-        for count, mutant in enumerate(sample, 1):
-            found = killed_by(mutant, place, chosen.seconds, skip)
-            if found is None:
-                survivors.append(mutant)
-            left = "SURVIVED" if found is None else found
-            print(f"{count}/{len(sample)}  {mutant.name}  {left}", flush=True)
+        places: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for job in range(chosen.jobs):
+            place = Path(folder) / str(job)
+            shutil.copytree(SOURCE, place / "marble", ignore=shutil.ignore_patterns("__pycache__"))
+            places.put(place)
+        rooms = sorted({tests for mutant in sample for tests in TESTS[mutant.room]})
+        skip, cost = ([], {}) if chosen.clean else _without_mutant(place, rooms)
+
+        def judge(numbered: tuple[int, Mutant]) -> str | None:
+            number, mutant = numbered
+            place = places.get()
+            found = killed_by(mutant, place, chosen.seconds, skip, cost)
+            places.put(place)
+            print(f"{number}  {mutant.name}  {found or 'SURVIVED'}", flush=True)
+            return found
+
+        with ThreadPoolExecutor(chosen.jobs) as pool:
+            verdicts = list(pool.map(judge, numbered))
+    survivors = [mutant for mutant, found in zip(sample, verdicts) if found is None]
     score = 1 - len(survivors) / len(sample)
     print(f"{score:.1%} of {len(sample)} mutants killed (of {len(mutants)} there are), ", end="")
     print(f"{time.monotonic() - started:.0f} s; survivors:")

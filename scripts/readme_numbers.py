@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
-STUDIO = ROOT / "docs" / "studio.md"
+STUDIO, ENGINE = ROOT / "docs" / "studio.md", ROOT / "docs" / "engine.md"
 TRAIN = "studio_train.json"
 NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
 NOTES |= {"geneval-strict": "`studio-geneval`, strict (not trained on)"}
@@ -22,44 +22,32 @@ NOTES |= {"studio-geneval": "`studio-geneval`, partial"}
 NOTES |= {name: f"`{name}` (never trained on)" for name in ("studio-clip2", "studio-realism")}
 
 
-def sd35m_gradients(result: dict[str, Any]) -> list[str]:
+def sd35m_gradients(result: dict[str, Any]) -> tuple[str, list[list[str]]]:
     """SD3.5 Medium's architecture on a GPU: whole training steps."""
     ratios, memory = result["ratios"], result["memory_ratios"]
-    refresh = {k: f"{ratios[k]['refresh / ordinary']:.2f}" for k in ("K=5", "K=64")}
-    used = {k: f"{memory[k]['refresh / ordinary']:.2f}" for k in ("K=5", "K=64")}
+    ks = ("K=5", "K=64")
     error = result["error K=5 against separate bf16 backwards"]["gram_relative"]
-    return [
-        f"A whole training step at SD3.5 Medium's size (random weights, bf16, batch "
-        f"{result['setup']['batch']}, 512 px; {result['device']}, torch "
-        f"{result['versions']['torch']}, {result['date'][:10]}), in units of an ordinary step:",
-        "",
-        "| all K gradients | K = 5 | K = 64 |",
-        "|---|---|---|",
-        f"| two passes: time | {refresh['K=5']}× | {refresh['K=64']}× |",
-        f"| two passes: peak memory | {used['K=5']}× | {used['K=64']}× |",
-        f"| K separate backwards: time | {ratios['retained K=5 / ordinary']:.2f}× | |",
-        "",
-        f"Relative error of the Gram matrix against separate bf16 backwards: {error:.0e}.",
+    about = (
+        f"GPU: a whole training step at SD3.5 Medium's size, in units of an ordinary step "
+        f"({result['device']}, bf16, batch {result['setup']['batch']}, 512 px, random weights, "
+        f"{result['date'][:10]}; relative error of the Gram matrix {error:.0e})"
+    )
+    separate = f"{ratios['retained K=5 / ordinary']:.2f}×"
+    return about, [
+        ["GPU, two passes: time", *(f"{ratios[k]['refresh / ordinary']:.2f}×" for k in ks)],
+        ["GPU, two passes: memory", *(f"{memory[k]['refresh / ordinary']:.2f}×" for k in ks)],
+        ["GPU, K separate backwards: time", separate, ""],
     ]
 
 
-def gradients_cpu(result: dict[str, Any]) -> list[str]:
+def gradients_cpu(result: dict[str, Any]) -> tuple[str, list[list[str]]]:
     """`marble bench gradients --json`."""
     rows = result["results"]
-    names = list(rows)
-    return [
-        f"`marble bench gradients` on {result['threads']} CPU cores (torch "
-        f"{result['versions']['torch']}), in units of one ordinary backward:",
-        "",
-        "| all K gradients | " + " | ".join(name.replace("=", " = ") for name in names) + " |",
-        "|---|" + "---|" * len(names),
-        *(
-            f"| {label} | " + " | ".join(f"{rows[n][key]:.2f}×" for n in names) + " |"
-            for label, key in (
-                ("two passes", "two_pass_ratio"),
-                ("K separate backwards", "retained_ratio"),
-            )
-        ),
+    about = f"CPU: one backward, in units of an ordinary one ({result['threads']} cores)"
+    kinds = {"two passes": "two_pass_ratio", "K separate backwards": "retained_ratio"}
+    return about, [
+        [f"CPU, {label}: time", *(f"{rows[k][key]:.2f}×" for k in ("K=5", "K=64"))]
+        for label, key in kinds.items()
     ]
 
 
@@ -67,12 +55,39 @@ KNOWN = {"sd35m_gradients.json": sd35m_gradients, "gradients_cpu.json": gradient
 
 
 def gradients(results: Path = RESULTS) -> str:
-    parts = []
-    for name, write in KNOWN.items():
+    """One table of what is there, and a sentence on where it comes from."""
+    rows, told = [], []
+    for name, read in KNOWN.items():
         if (results / name).is_file():
-            lines = write(json.loads((results / name).read_text()))
-            parts.append("\n".join([*lines, f"([{name}](benchmarks/results/{name}))"]))
-    return "\n\n".join(parts)
+            about, found = read(json.loads((results / name).read_text()))
+            rows += found
+            told.append(f"{about} ([{name}](../benchmarks/results/{name}))")
+    lines = ["| all K gradients | K = 5 | K = 64 |", "|---|---|---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([*lines, "", ". ".join(told) + "."])
+
+
+def days() -> str:
+    """How long the published run takes, as `marble doctor` estimates it."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from marble.duration import GPUS, estimate_time
+    from marble.memory import estimate
+    from marble.recipe import load_recipe
+
+    small, large = (load_recipe(f"sd35m-5rewards{end}") for end in ("-1gpu", ""))
+    lines = [
+        f"| {large.train.steps} steps, estimated from one H200 | 1 GPU | 4 GPUs | 8 GPUs |",
+        "|---|---|---|---|",
+    ]
+    for key, label in (
+        ("a100-40", "A100, 40 GB"),
+        ("a100", "A100, 80 GB"),
+        ("h100", "H100, 80 GB"),
+    ):
+        recipe = large if estimate(large).peak <= GPUS[key].memory_gb else small
+        told = [estimate_time(recipe, GPUS[key], n).total / 86400 for n in (1, 4, 8)]
+        lines.append(f"| {label} | " + " | ".join(f"{n:.0f} days" for n in told) + " |")
+    return "\n".join(lines)
 
 
 def trained(results: Path = RESULTS) -> str:
@@ -85,9 +100,8 @@ def trained(results: Path = RESULTS) -> str:
     ]
     minutes, seconds = divmod(round(result["seconds"]), 60)
     return (
-        f"The run of `make train` took {minutes} min {seconds} s on two CPU cores and gave, on "
-        f"held-out prompts (mean gain and 95 % interval; one seed; "
-        f"[{TRAIN}](benchmarks/results/{TRAIN})): {', '.join(told)}."
+        f"`make train` took {minutes} min {seconds} s on two CPU cores. Gains on held-out prompts, "
+        f"with 95 % intervals ([one seed](benchmarks/results/{TRAIN})): {', '.join(told)}."
     )
 
 
@@ -107,7 +121,8 @@ def signed(value: float) -> str:
 
 #: (page, name of its block) → the block's text, without the two comments.
 BLOCKS = {
-    (README, "numbers"): gradients,
+    (ENGINE, "numbers"): gradients,
+    (README, "days"): days,
     (README, "trained"): trained,
     (STUDIO, "trained"): trained_table,
 }

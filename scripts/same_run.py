@@ -64,6 +64,9 @@ CASES = {
         "balance.method=sequential",
         "balance.stages=[{rewards: [ocr], sources: [ocr]}, {}]",
     ],
+    "single": ["balance.method=single", "balance.reward=ocr"],
+    "dropout": ["balance.method=dropout", "balance.dropout=0.3"],
+    "marble-paper": ["balance.method=marble-paper", "balance.every=10"],
 }
 USUAL = list(CASES)[:6]
 TIMES = ("time/", "images_per_s", "memory_gb", "seconds")

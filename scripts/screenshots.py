@@ -5,8 +5,8 @@
 
 The first run gives its own page (verdict, training, harmony, specialists, pictures, dark, phone);
 all runs together give the comparison and the trade-offs; the run after --cheat, made to cheat,
-gives the canaries, which come from the first run without it. Files are named report-SECTION.png.
-Needs playwright and Debian's chromium.
+gives the drift statistics, which come from the first run without it. Files are named
+report-SECTION.png. Needs playwright and Debian's chromium.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TALLEST = 1850
 MARGIN = 20
 OWN = ("verdict", "training", "harmony", "specialists", "pictures")
 WHOLE = {"dark": (WIDE, "dark"), "phone": (PHONE, "light")}
-NAMES = (*OWN, "tradeoffs", "canaries", "comparison", *WHOLE)
+NAMES = (*OWN, "tradeoffs", "drift", "comparison", *WHOLE)
 UNPINNED = ".top, .chips { position: static !important; }"
 
 
@@ -74,7 +74,7 @@ def shoot(
     own = write(runs[:1], pages / "own.html")
     every = write(runs, pages / "every.html") if len(runs) > 1 else own
     caught = write([cheat], pages / "cheat.html") if cheat else own
-    wanted = {name: own for name in OWN} | {"tradeoffs": every, "canaries": caught}
+    wanted = {name: own for name in OWN} | {"tradeoffs": every, "drift": caught}
     if len(runs) > 1:
         wanted["comparison"] = every
     made = {}
@@ -101,7 +101,7 @@ def keep(png: bytes, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders; the first has its page")
-    parser.add_argument("--cheat", type=Path, help="a run made to cheat, for the canaries")
+    parser.add_argument("--cheat", type=Path, help="a run made to cheat, for the drift statistics")
     parser.add_argument("--out", type=Path, default=Path("docs/img"))
     options = parser.parse_args()
     chromium = shutil.which("chromium")

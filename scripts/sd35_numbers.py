@@ -36,9 +36,9 @@ def conditions(result: dict[str, Any]) -> str:
     versions = result["versions"]
     return (
         f"{result['device']}, torch {versions['torch']} limited to {setup['memory_limit_gb']} GB, "
-        f"{result['date'][:10]}; {setup['samples_per_epoch']} pictures an epoch, "
-        f"{setup['timesteps_per_sample']} timesteps a picture, random weights. Torch had allocated "
-        f"{memory['peak_gb']:.1f} GB at most. On the device it was "
+        f"{result['date'][:10]}; {setup['samples_per_epoch']} pictures per epoch, "
+        f"{setup['timesteps_per_sample']} timesteps per picture, random weights. Torch had "
+        f"allocated {memory['peak_gb']:.1f} GB at most. On the device it was "
         f"{memory['peak_on_device_gb']:.1f} GB, because torch keeps what it may "
         f"({memory['peak_reserved_gb']:.1f} GB) and CUDA itself takes "
         f"{memory['cuda_itself_gb']:.1f} GB."
@@ -73,7 +73,7 @@ def largest(result: dict[str, Any]) -> str:
     for dtype in ("fp32", "bf16"):
         found = [f for name, f in result["score_changes"].items() if name.endswith(dtype)]
         alone, on_cpu = (max(f[key] for f in found) for key in ("alone", "on_cpu"))
-        told.append(f"in {dtype} at most {alone:.1e} by company and {on_cpu:.1e} by device")
+        told.append(f"in {dtype} at most {alone:.1e} by batch and {on_cpu:.1e} by device")
     return f"Largest change of a score, eight pictures: {'; '.join(told)}."
 
 

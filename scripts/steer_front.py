@@ -85,7 +85,7 @@ def evaluate(task: Task, out: Path, device: str | None, words: list[str]) -> Non
     """Draws and scores the task's grid into `out`."""
     import torch
 
-    from marble.evaluation.canaries import diversity
+    from marble.evaluation.drift import diversity
     from marble.models import lora
     from marble.models.sliders import Sliders
     from marble.models.soups import merged

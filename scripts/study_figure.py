@@ -1,6 +1,7 @@
 """What every rule did to every reward: a study's relative gains as one figure.
 
 python scripts/study_figure.py studies/results/regime.json --out docs/img/study-regime.png
+python scripts/study_figure.py studies/results/long.json --curves --out docs/img/study-long.png
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def main() -> None:
     parser.add_argument("table", type=Path, help="a study's JSON")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--setting", default="")
+    parser.add_argument("--curves", action="store_true", help="gains over the steps of the runs")
     asked = parser.parse_args()
     table = json.loads(asked.table.read_text())
-    draw(table, asked.setting).savefig(asked.out, dpi=110)
+    figure = curves if asked.curves else draw
+    figure(table, asked.setting).savefig(asked.out, dpi=110)
 
 
 def rows_to_show(table: dict[str, Any], setting: str) -> tuple[dict[str, Any], list[Any]]:
@@ -76,6 +79,27 @@ def draw(table: dict[str, Any], setting: str = "") -> plt.Figure:
         axes.spines[side].set_visible(False)
     axes.tick_params(left=False)
     figure.legend(loc="outside lower center", ncols=len(judged), frameon=False)
+    return figure
+
+
+def curves(table: dict[str, Any], setting: str = "") -> plt.Figure:
+    """Worst and mean gain over the steps, one line for every method."""
+    _, rows = rows_to_show(table, setting)
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
+    for axes, by in zip(panels, ("worst gain", "mean gain")):
+        for k, row in enumerate(reversed(rows)):
+            points = [(0, 0.0), *((at["step"], at[by]["mean"]) for at in row["curve"])]
+            look = {"marker": MARKS[k % len(MARKS)], "color": COLOURS[k % len(COLOURS)]}
+            label = f"{row['name']} ({row['seeds']})"
+            axes.plot(*zip(*points), **look, markersize=5, label=label if by[0] == "w" else None)
+        axes.axhline(0, color="#444", linewidth=0.9)
+        axes.set_title(f"{by} over the steps", loc="left", fontsize=10)
+        axes.set_xlabel("step")
+        axes.grid(color="#e4e4e4")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    panels[0].set_ylabel("in the base's standard deviations")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

@@ -29,7 +29,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)
 
 
-LINES = [line for body in blocks("bash") for line in body.strip().splitlines()]
+LINES = [line for body in blocks("sh") for line in body.strip().splitlines()]
 YAML = {re.match(r"# (\S+)\n", body).group(1): body for body in blocks("yaml")}
 
 

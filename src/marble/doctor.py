@@ -177,13 +177,12 @@ UNKNOWN = "not known before the model's files are here"
 def _memory(recipe: Recipe, gpu: GPU | None = None) -> Check:
     import torch
 
-    from marble.memory import estimate
+    from marble.memory import estimate, sized
     from marble.training.memory import savings
 
     count = _parameters(recipe)
     if count is None:
         return Check("memory", True, UNKNOWN)
-    need = estimate(recipe)
     have: float | None = None
     if gpu is not None:
         have = gpu.memory_gb
@@ -196,6 +195,8 @@ def _memory(recipe: Recipe, gpu: GPU | None = None) -> Check:
         there = f"{have:.0f} GB of main memory"
     else:  # it will run elsewhere: the figure is for choosing that machine
         there = "no GPU here to compare with"
+    recipe = sized(recipe, have)
+    need = estimate(recipe)
     parts = sorted(need.held, key=lambda part: -need.held[part])
     large = [f"{part} {need.held[part]:.1f}" for part in parts if need.held[part] >= 0.5]
     held = f" (held all along: {', '.join(large)})" if len(large) > 1 else ""

@@ -113,6 +113,8 @@ def named_gpu(name: str) -> GPU:
 
 def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     """For `count` GPUs, or for `count` cores where `gpu` is None."""
+    recipe = _fitting(recipe, gpu, count)
+    assert recipe.train.batch_size is not None
     measured = CPU_STUDIO if gpu is None else H200_SD35M
     faster = count / CPU_CORES if gpu is None else count * gpu.tflops / GPUS["h200"].tflops
     scale = _size(recipe) / measured.size / faster
@@ -138,8 +140,8 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)
     parts = {"rollout": rollout / steps, "rewards": scoring / steps, "training": training}
     balance = recipe.balance
-    again = balance.progress.twins
-    if again and (balance.method == "progress" or balance.hybrid != "none"):
+    again = balance.pairs
+    if again:
         parts["base samples"] = (drawn(again, recipe.rollout.steps) + again * scored) / steps
     if recipe.train.probe:  # looked at now and then: its share of each step
         number, every = recipe.train.probe, recipe.train.probe_every
@@ -160,6 +162,12 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     return Duration(parts, refresh, step, evaluation, total, [*unknown, *more])
 
 
+def _fitting(recipe: Recipe, gpu: GPU | None, count: int) -> Recipe:
+    from marble.memory import sized
+
+    return sized(recipe, None if gpu is None else gpu.memory_gb, 1 if gpu is None else count)
+
+
 def _size(recipe: Recipe) -> float:
     """Parameters × latent tokens: what a pass through the model grows with."""
     from marble.memory import model_facts
@@ -168,6 +176,11 @@ def _size(recipe: Recipe) -> float:
     at = known.layout
     side = (recipe.model.resolution or at.resolution) / (at.factor * at.patch)
     return known.parts["transformer"] * side**2
+
+
+def reward_seconds(recipe: Recipe) -> float:
+    """Mean seconds that the trained rewards take for one picture on a GPU, where measured."""
+    return _scoring(recipe, on_gpu=True)[0]
 
 
 def _scoring(recipe: Recipe, on_gpu: bool, held_out: bool = False) -> tuple[float, list[str]]:

@@ -124,7 +124,7 @@ def test_one_reward_is_plain_training(model, method):
 
 @pytest.mark.parametrize("method", ["marble", "mgda", "upgrad", "nash", "imtl_g", "uniform"])
 def test_duplicated_reward_changes_nothing_else(model, data, method):
-    """Twins get equal weight; min-norm gives the pair what the one would have had."""
+    """Duplicates get equal weight; min-norm gives the pair what the one would have had."""
     data.rewards[2] = data.rewards[0]
     report, got = run_step(make_balancer(model, method=method), model, data)
     assert report.finite and np.isfinite(got).all()

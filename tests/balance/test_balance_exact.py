@@ -10,6 +10,7 @@ from _literal import (
     advantages,
     close,
     common_pull,
+    grad,
     gradients,
     kl_gradient,
     make_balancer,
@@ -196,6 +197,23 @@ def test_kl_is_added_outside_the_balance(model, data, target, method):
         assert report.kl == pytest.approx((v - data.v_ref).square().mean().item())
         assert report.old_deviation == pytest.approx((v - data.v_old).square().mean().item())
         assert np.isnan(plain.kl)
+
+
+@pytest.mark.parametrize("method", ["marble", "uniform"])
+def test_a_penalty_of_weight_0_has_no_part_in_the_step(model, data, method):
+    """Whatever v_ref holds: a base that overflows must not cost the step."""
+    _, wanted = run_step(make_balancer(model, method=method), model, data)
+    balancer = make_balancer(model, method=method)
+    model.zero_grad()
+    plan = balancer.begin_step(balancer.batch(data.rewards, data.group), 0, micro_batches=1)
+    with plan.recording():
+        v = model(data.x_t, data.t)
+    over = torch.full_like(v, torch.inf).detach()
+    point = Point(data.x_t, data.t, data.x_0, v_old=data.v_old, v_ref=over, kl=0.0)
+    plan.backward(v, point, torch.arange(len(data.t)))
+    report = plan.finish()
+    assert report.finite and np.isnan(report.kl)
+    assert close(grad(model), wanted)
 
 
 def test_kl_on_some_micro_batches_reports_their_mean(model, data):

@@ -31,6 +31,9 @@ def theirs(toy, trained, tmp_path, monkeypatch):
     changed = text.replace(f"{toy.rewards_file}:red", f"{tmp_path}/evil.py:red")
     assert changed != text
     (run / "config.yaml").write_text(changed)
+    (tmp_path / "child.yaml").write_text("extends: theirs\nname: mine\n")
+    (tmp_path / "grandchild.yaml").write_text("extends: child.yaml\n")
+    (tmp_path / "linked.yaml").symlink_to(run / "config.yaml")
     return run, mark
 
 
@@ -44,6 +47,10 @@ VERBS = [
     ("train", "RUN/config.yaml", "train.steps=1", "--out", "new"),
     ("bench", "train", "RUN"),
     ("bench", "checkpoint", "RUN"),
+    ("eval", "base", "--recipe", "child.yaml"),
+    ("train", "child.yaml", "train.steps=1", "--out", "new"),
+    ("train", "grandchild.yaml", "train.steps=1", "--out", "new"),
+    ("bench", "checkpoint", "linked.yaml"),
 ]
 
 
@@ -65,10 +72,30 @@ def test_trust_runs_it(marble, theirs):
     assert not mark.exists()
 
 
-def test_code_typed_by_hand_is_asked_for(marble, theirs, tmp_path):
+@pytest.mark.parametrize("where", ["", "./"])
+def test_code_typed_by_hand_is_asked_for(marble, theirs, tmp_path, where):
     run, mark = theirs
-    assert marble("eval", run, f"rewards.red.reward={tmp_path}/evil.py:red").status == 0
+    where = where or f"{tmp_path}/"
+    assert marble("eval", run, f"rewards.red.reward={where}evil.py:red").status == 0
     assert mark.exists()
+
+
+def test_code_that_one_s_own_recipe_names_is_asked_for(marble, theirs, toy, tmp_path):
+    """Above the run folder that it extends; what else that one names still is not."""
+    run, mark = theirs
+    text = (run / "config.yaml").read_text()
+    dark = f"{toy.rewards_file}:dark"
+    (tmp_path / "own.yaml").write_text(
+        "extends: theirs\nrewards:\n  drop: [red]\n"
+        f"  add: [{{name: mine, reward: '{tmp_path}/evil.py:red'}}]\n"
+    )
+    assert marble("eval", "base", "--recipe", "own.yaml").status == 0
+    assert mark.exists() and dark in text
+    (tmp_path / "other.py").write_text(EVIL.format(mark=str(tmp_path / "other.txt")))
+    (run / "config.yaml").write_text(text.replace(dark, f"{tmp_path}/other.py:red"))
+    result = marble("eval", "base", "--recipe", "own.yaml")
+    assert "other.py:red" in result.err and f"extends {tmp_path}/theirs" in result.err
+    assert result.status == 2 and not (tmp_path / "other.txt").exists()
 
 
 def test_what_this_account_trained_with_runs_unasked(marble, theirs, toy, tmp_path):
@@ -125,6 +152,9 @@ def test_sample_compare_report_and_recipes_run_nothing(marble, theirs, tmp_path)
         ("geometry", "RUN"),
         ("train", "--resume", "RUN"),
         ("train", "RUN"),
+        ("train", "child.yaml"),
+        ("recipes", "child.yaml"),
+        ("bench", "checkpoint", "RUN"),
     ],
     ids=" ".join,
 )
@@ -139,6 +169,7 @@ def test_objectives_and_rules_of_a_run_folder_ask_before_they_are_read(
     config = yaml.safe_load((run / "config.yaml").read_text())
     config[section[0]][section[1]] = f"{tmp_path}/plug.py:Thing"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "child.yaml").write_text("extends: theirs\n")
     result = marble(*(word.replace("RUN", str(run)) for word in words))
     assert result.status == 2 and not mark.exists()
     assert "plug.py:Thing" in result.err and "--trust" in result.err
@@ -146,6 +177,28 @@ def test_objectives_and_rules_of_a_run_folder_ask_before_they_are_read(
     if words[0] == "eval":  # with it, the file runs (and holds no such class)
         assert "has no 'Thing'" in marble("eval", run, "--trust").err
         assert mark.exists()
+
+
+OBJECTIVE = """
+from marble.objectives.nft import NFT
+
+
+class Mine(NFT):
+    pass
+"""
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", pytest.param("train", marks=pytest.mark.slow)])
+def test_bench_with_trust_runs_a_plug_in(marble, trained, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(trained, tmp_path / "theirs")
+    (tmp_path / "plug.py").write_text(OBJECTIVE)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["objective"]["name"] = f"{tmp_path}/plug.py:Mine"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    words = ("bench", verb, run, "--rounds", "1", "--device", "cpu", "--json")
+    assert "--trust" in marble(*words).err
+    assert marble(*words, "--trust").status == 0
 
 
 @pytest.mark.parametrize(

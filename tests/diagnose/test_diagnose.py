@@ -80,7 +80,7 @@ WHOLE = {
     "too small a step": lambda i, row: flat(row) | {"kl": 1e-9, "reward/preference/mean": 0.1},
     "too large a step": lambda i, row: flat(row) | {"kl": 3.0, "reward/preference/mean": 0.1},
     "v_old stands still": lambda i, row: flat(row) | {"kl": 0.04, "old_deviation": 0.035},
-    "collapse": lambda i, row: row | {"canary/diversity": 0.3 if i < 20 else 0.01},
+    "collapse": lambda i, row: row | {"drift/diversity": 0.3 if i < 20 else 0.01},
 }
 
 

@@ -76,6 +76,9 @@ def test_the_reference_has_the_docstrings(site):
     balancer = (site / "api" / "balance.html").read_text(encoding="utf-8")
     for name in ("begin_step", "Combines K rewards into one gradient", "StepReport"):
         assert name in balancer
+    assert "<li>" in balancer and "<p>method: a rule" not in balancer  # options are a list
+    rules = (site / "api" / "harmonise.html").read_text(encoding="utf-8")
+    assert "<blockquote>" not in rules  # examples are code
     fields = (site / "api" / "fields.html").read_text(encoding="utf-8")
     assert "balance.rho" in fields and "train.steps" in fields
 

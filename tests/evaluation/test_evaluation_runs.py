@@ -65,6 +65,12 @@ def test_truncated_last_line_is_left_out(tmp_path):
     assert read_jsonl(tmp_path / "none.jsonl") == []
 
 
+def test_keys_of_earlier_versions_have_their_present_names(tmp_path):
+    rows = tmp_path / "metrics.jsonl"
+    rows.write_text('{"step": 1, "canary/diversity": 0.2, "time/twins": 3.0, "kl": 0.1}\n')
+    assert read_jsonl(rows) == [{"step": 1, "drift/diversity": 0.2, "time/paired": 3.0, "kl": 0.1}]
+
+
 def test_reading_a_run(tmp_path):
     run = read_run(write_run(tmp_path / "a", (0.5, 0.2)))
     assert (run.name, run.method, run.rewards) == ("a", "marble", NAMES)

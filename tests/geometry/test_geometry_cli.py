@@ -23,7 +23,7 @@ def test_a_table_and_the_same_numbers_in_a_file(marble, trained, tmp_path):
     out = tmp_path / "new" / "geometry.json"
     result = marble("geometry", trained, "--batches", 5, "--device", "cpu", "--out", out)
     assert result.status == 0, result.err
-    for word in (*NAMES, "share of signal", "worst cosine", "worst after Adam", "upgrad", str(out)):
+    for word in (*NAMES, "share of signal", "worst cosine", "Adam's √v̂", "upgrad", str(out)):
         assert word in result.out
     record = json.loads(out.read_text(), parse_constant=pytest.fail)
     assert record["step"] == 2 and record["settings"]["batches"] == 5

@@ -35,7 +35,7 @@ def test_group_direction_replaces_its_members():
 
 
 def test_duplicates_in_a_group_count_once_under_upgrad():
-    """Without groups four copies outvote the lone reward; in a group they count like one."""
+    """Without groups four copies outweigh the lone reward; in a group they count like one."""
     rng = np.random.default_rng(2)
     one, other = unit_rows(gradients("random", 2, rng))[0]
     rows = np.vstack([one, one, one, one, other])

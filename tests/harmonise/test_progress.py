@@ -7,7 +7,7 @@ from marble.errors import MarbleError
 from marble.harmonise import Harmoniser
 
 NAMES = ("slow", "fast")
-BY_BATCHES = {"beta": 0.5, "gate": True, "twins": 0, "redundancy": 0.0}
+BY_BATCHES = {"beta": 0.5, "gate": True, "paired": 0, "redundancy": 0.0}
 UNGATED = BY_BATCHES | {"gate": False}
 
 
@@ -48,6 +48,20 @@ def test_range_units_measure_the_way_to_the_ceiling():
     balance = Harmoniser("progress", NAMES, options=options)
     found = follow(balance, climb(40, 0.01, 0.1))  # the same share of the way
     np.testing.assert_allclose(found, 0.5, atol=1e-3)
+
+
+def test_range_units_by_hand_also_for_one_that_starts_at_its_ceiling():
+    """p = (R̄ − R(0)) / max(ceiling − R(0), 5 % of the range)."""
+    ranges = {"slow": (-1.0, 3.0), "fast": (0.0, 10.0)}
+    options = {"beta": 2.0, "units": "range", "ranges": ranges, "twins": 0, "redundancy": 0.0}
+    path = [[0.02 * t, 10.0 - 0.01 * t] for t in range(20)]
+    found = follow(Harmoniser("progress", NAMES, options=options), path)
+    start = np.mean(path[:5], axis=0)
+    mean = start.copy()
+    for means in path[5:]:
+        mean = 0.9 * mean + 0.1 * np.array(means)
+    expected = np.exp(-2.0 * (mean - start) / [3.0 - start[0], 0.05 * 10.0])
+    np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-12)
 
 
 def test_less_progress_more_weight():

@@ -147,13 +147,23 @@ def test_nash_bargain(rows):
     units, _ = unit_rows(rows)
     shares = alpha * (gram(units) @ alpha + 1e-13 * alpha)  # with the documented ridge
     assert (alpha > 0).all()
-    np.testing.assert_allclose(shares / shares.sum(), power / power.sum(), rtol=1e-6)
+    np.testing.assert_allclose(shares, power / power.mean(), rtol=1e-6)  # as for equal powers
 
 
 def test_imtl_g_equal_projections():
     rows = gradients("row_scaled", 6, np.random.default_rng(8))
     cos = direction_cosines(coefficients("imtl_g", rows), gram(rows))
     np.testing.assert_allclose(cos, cos[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("preference", [None, np.array([3.0, 1.0, 1.0, 0.5])])
+def test_aligned_is_the_mean_of_gradients_with_equal_singular_values(preference):
+    """By the singular values of the gradients themselves; their length counts, too."""
+    rows = gradients("row_scaled", 4, np.random.default_rng(5))
+    left, values, right = np.linalg.svd(rows, full_matrices=False)
+    shares = np.full(4, 0.25) if preference is None else preference / preference.sum()
+    found = coefficients("aligned", rows, preference, normalise=False) @ rows
+    np.testing.assert_allclose(found, shares @ (values.min() * left @ right), rtol=1e-9)
 
 
 def test_stationary_gradients_give_finite_weights():

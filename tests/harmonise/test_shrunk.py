@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from marble.harmonise._twins import shrunk
+from marble.harmonise._paired import shrunk
 
 NAN = np.nan
 SEEDS = st.integers(0, 2**32 - 1)

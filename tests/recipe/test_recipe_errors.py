@@ -8,6 +8,8 @@ from marble.recipe import load_recipe, reference
 MISTAKES = {
     "trian.steps=3": "trian: unknown key; did you mean train?",
     "train.lr=3": "train.lr: unknown key; it is optim.lr",
+    "balance.progress.twins=9": "balance.progress.twins: unknown key; it is now "
+    "balance.progress.paired",
     "train.rho=0.5": "did you mean balance.rho?",
     "balance.rhoo=0.5": "balance.rhoo: unknown key; did you mean balance.rho?",
     "balance.weights={ocr: 2}": "it is rewards.NAME.weight",
@@ -76,7 +78,7 @@ def test_mistake_gives_one_line(override):
         ),
         (
             ["balance.method=marble", "balance.hybrid=gate", "balance.progress.gate=true"],
-            "set progress.twins to 0",
+            "set progress.paired to 0",
         ),
         (["balance.method=single", "balance.reward=x"], "no training reward called 'x'"),
         (
@@ -107,7 +109,7 @@ def test_fields_that_disagree(overrides, expect):
 
 @pytest.mark.parametrize("setting", ["units=range", "gate=true"])
 def test_what_is_for_batch_means_goes_with_batch_means(setting):
-    load_recipe("studio", [f"balance.progress.{setting}", "balance.progress.twins=0"])
+    load_recipe("studio", [f"balance.progress.{setting}", "balance.progress.paired=0"])
     # A method that does not look at progress does not mind.
     load_recipe("studio", [f"balance.progress.{setting}", "balance.method=uniform"])
 

@@ -1,3 +1,4 @@
+import pickle
 import subprocess
 import sys
 
@@ -23,6 +24,8 @@ def test_every_shipped_recipe_loads_and_dumps_back_equal(name, tmp_path):
     assert recipe.name == name and recipe.description
     dumped = write(tmp_path, "config", recipe.dump())
     assert load_recipe(dumped) == recipe
+    there = pickle.loads(pickle.dumps(recipe))  # as another process gets it
+    assert there == recipe and type(there) is type(recipe)
 
 
 def test_there_is_a_studio_recipe_for_every_method():

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from marble.evaluation.canaries import canaries
+from marble.evaluation.drift import drift_statistics
 
 REWARDS = ("ocr", "geneval", "clip", "quality", "aesthetic")
 HELDOUT = ("preference", "fidelity")
@@ -153,7 +153,7 @@ def _write_metrics(folder: Path, spec: Spec, last: int, rng: np.random.Generator
                 row |= _harmony(spec, k, step, rng)
             row |= _vitals(spec, step, rng, refresh)
             if spec.method == "progress" and step > 1:
-                row["time/twins"] = 0.5
+                row["time/paired"] = 0.5
             file.write(json.dumps(row) + "\n")
 
 
@@ -199,10 +199,10 @@ def _vitals(
         "saturation": 0.25,
         "entropy": 5.3,
     }.items():
-        row[f"canary/{name}"] = round(base * (1 + shift) + base * 0.02 * rng.normal(), 5)
-    row |= {"canary/edges": 0.071, "canary/blank": 0.0}
+        row[f"drift/{name}"] = round(base * (1 + shift) + base * 0.02 * rng.normal(), 5)
+    row |= {"drift/edges": 0.071, "drift/blank": 0.0}
     thin = 1 - 0.75 * step / spec.steps if spec.cheat else 1 - 0.1 * step / spec.steps
-    row["canary/diversity"] = round(0.21 * thin + 0.004 * rng.normal(), 5)
+    row["drift/diversity"] = round(0.21 * thin + 0.004 * rng.normal(), 5)
     return row
 
 
@@ -260,7 +260,7 @@ def _write_pictures(
     pictures = [
         draw_picture(text, i, step / spec.steps, spec) for i, (text, _) in enumerate(prompts)
     ]
-    stats = canaries(np.stack([np.asarray(p).transpose(2, 0, 1) for p in pictures]))
+    stats = drift_statistics(np.stack([np.asarray(p).transpose(2, 0, 1) for p in pictures]))
     samples = []
     for i, (text, source) in enumerate(prompts):
         pictures[i].save(folder / f"{i:03d}.png", compress_level=1)
@@ -280,9 +280,7 @@ def _write_pictures(
                 "source": source,
                 "seed": 1000 + i,
                 "scores": scores,
-                "canaries": {
-                    n: round(float(v[i]), 5) for n, v in stats.items() if np.isfinite(v[i])
-                },
+                "drift": {n: round(float(v[i]), 5) for n, v in stats.items() if np.isfinite(v[i])},
             }
         )
     names = {"rewards": list(spec.rewards), "heldout": list(spec.heldout)}

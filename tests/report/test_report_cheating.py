@@ -1,8 +1,8 @@
-"""The canaries on runs that were really trained: one made to cheat, one as the recipe has it.
+"""Drift statistics of runs that were really trained: one made to cheat, one as the recipe has it.
 
-The cheat is DiffusionNFT on the aesthetic score alone, without KL and at five times the recipe's
-learning rate: within a few steps the score soars and the pictures no longer care for their prompts.
-The other run differs in nothing but being the default recipe.
+The cheat is DiffusionNFT on the aesthetic score alone, without KL and without the trust region:
+within a few steps the score soars and the pictures no longer care for their prompts.
+The other run is the default recipe.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CHEAT = (
     "balance.method=single",
     "balance.reward=studio-aesthetic",
     "objective.kl=0",
+    "rollout.old_decay={initial: 0, rate: 0, cap: 0}",
     "optim.lr=2e-3",
     "optim.warmup_steps=1",
 )
@@ -49,8 +50,8 @@ def test_a_real_cheat_is_flagged(open_page, tmp_path: Path) -> None:
     assert "not trained on" in flagged["gap"]
     assert len(flagged) > 1, "the pictures themselves give it away too"
     page = open_page(write([run], tmp_path / "cheat.html"))
-    assert page.locator("#canaries .fact.sings:visible").count() > 0
-    assert page.locator("#canaries tr.flagged:visible").count() == len(flagged)
+    assert page.locator("#drift .fact.flagged:visible").count() > 0
+    assert page.locator("#drift tr.flagged:visible").count() == len(flagged)
     assert "Signs of cheating" in page.inner_text("#verdict")
 
 
@@ -63,5 +64,5 @@ def test_the_default_recipe_stays_quiet(open_page, tmp_path: Path) -> None:
         assert len(candidate.checks) >= 7
         assert [check.sentence for check in candidate.flagged] == []
     page = open_page(write([run], tmp_path / "calm.html"))
-    assert page.locator("#canaries .fact.calm:visible").count() == 1
-    assert page.locator("#canaries tr.flagged, #canaries .fact.sings").count() == 0
+    assert page.locator("#drift .fact.calm:visible").count() == 1
+    assert page.locator("#drift tr.flagged, #drift .fact.flagged").count() == 0

@@ -53,15 +53,15 @@ def test_the_page_stands_alone(pages: dict[str, Path]) -> None:
     assert all(page.stat().st_size < 10_000_000 for page in pages.values())
 
 
-def test_progress_by_twins_has_a_chart_where_it_was_measured(tmp_path: Path) -> None:
+def test_progress_by_pairs_has_a_chart_where_it_was_measured(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path / method, Spec(method=method, steps=20, eval_every=20))
         for method in ("progress", "marble")
     ]
-    twins, none = (training(read_run(run), 100) for run in runs)
-    assert list(twins["progress"]) == list(Spec().rewards) and none["progress"] == {}
-    assert twins["progress"]["ocr"][0] is None  # the first epoch's pictures are their own twins
-    assert twins["time"]["totals"]["twins"] == pytest.approx(19 * 0.5)
+    pairs, none = (training(read_run(run), 100) for run in runs)
+    assert list(pairs["progress"]) == list(Spec().rewards) and none["progress"] == {}
+    assert pairs["progress"]["ocr"][0] is None  # the first epoch's pictures are their own pairs
+    assert pairs["time"]["totals"]["paired"] == pytest.approx(19 * 0.5)
     assert "Gain over paired base samples" in write(runs[:1], tmp_path / "page.html").read_text()
 
 

@@ -78,7 +78,7 @@ def test_a_last_step_that_cheats_is_flagged_though_an_earlier_one_is_taken(tmp_p
     index = folder / "evals/step-000060/index.json"
     data = json.loads(index.read_text())
     for sample in data["samples"]:
-        sample["canaries"]["saturation"] = 0.9
+        sample["drift"]["saturation"] = 0.9
     index.write_text(json.dumps(data))
     verdict = judge(read_run(folder))
     assert verdict.chosen is not None and verdict.chosen.step == 40

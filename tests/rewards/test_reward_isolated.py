@@ -24,6 +24,7 @@ def level(images, prompts, metadata, scale=1.0):
     what = prompts[0]
     if what == "exit": sys.exit(0)
     if what == "os._exit": os._exit(0)
+    if what == "_exit": ctypes.CDLL(None)._exit(0)
     if what == "crash": ctypes.string_at(0)
     if what == "hang": time.sleep(600)
     if what == "raise": raise ValueError("no ink")
@@ -89,7 +90,8 @@ def test_the_same_scores_as_at_home_in_another_process(rewards, file):
     [
         ("exit", "SystemExit: 0"),
         ("raise", "ValueError: no ink"),
-        ("os._exit", "its process ended (status 0)"),
+        ("os._exit", "os._exit(0)"),
+        ("_exit", "its process ended (status 0)"),
         pytest.param("crash", "its process ended (status SIGSEGV)", marks=pytest.mark.slow),
     ],
 )
@@ -151,7 +153,7 @@ def test_range_applicability_and_groups_are_those_of_the_reward(file, name):
 
 
 def test_mistakes_are_told_when_it_starts(tmp_path):
-    (tmp_path / "quits.py").write_text("import os; os._exit(0)")
+    (tmp_path / "quits.py").write_text("import ctypes; ctypes.CDLL(None)._exit(0)")
     with pytest.raises(MarbleError, match=r"process ended \(status 0\)"):
         load(f"{tmp_path / 'quits.py'}:f", isolate=True)
     with pytest.raises(MarbleError, match="did you mean clipscore"):

@@ -132,6 +132,7 @@ def test_what_a_reward_writes_into_metadata_stays_there():
 # -- the process ----------------------------------------------------------------------------------
 
 ENDINGS = {
+    "at once": (lambda: os._exit(0), "os._exit(0), which would have ended the run"),
     "exit": (lambda: sys.exit(0), "SystemExit: 0"),
     "exit with words": (lambda: sys.exit("bye"), "SystemExit: bye"),
     "generator": (lambda: (_ for _ in ()).throw(GeneratorExit), "GeneratorExit"),
@@ -155,6 +156,49 @@ def test_a_reward_cannot_end_the_process(how, deadline_s):
     scores, said = score(leave, level, deadline_s=deadline_s, on_error="skip_sample")
     assert np.isnan(scores[0]).all() and np.isfinite(scores[1]).all()
     assert cause in said[0]
+
+
+def test_processes_that_a_reward_makes_end_as_they_want():
+    def forks(images, prompts, metadata):
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])] * len(images)
+
+    for deadline_s in (None, 60.0):
+        np.testing.assert_array_equal(score(forks, deadline_s=deadline_s)[0], [[7] * N])
+    np.testing.assert_array_equal(forks(IMAGES, PROMPTS, METADATA), [7] * N)  # and ours
+
+
+SCRIPT = """
+import os, sys, threading, time, torch
+from marble.rewards import RewardSet
+go = threading.Event()
+def late(images, prompts, metadata):
+    try:
+        go.wait(10)
+        os._exit(0)  # long after its deadline
+    finally:
+        go.clear()
+def pool(images, prompts, metadata):
+    thread = threading.Thread(target=os._exit, args=(0,))
+    thread.start()
+    thread.join()
+batch = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), ["a", "b"], [{}, {}]
+RewardSet([late], on_error="skip_sample", deadline_s=0.05).score(*batch)
+go.set()
+while go.is_set(): time.sleep(0.01)
+print("still here", file=sys.stderr)
+RewardSet([pool]).score(*batch)
+"""
+
+
+def test_no_thread_of_a_reward_ends_the_process_with_status_0():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    assert done.returncode == 1
+    late, line = done.stderr.splitlines()
+    assert late == "still here" and line.startswith("marble: a thread ended the process: ")
+    assert line.endswith("os._exit(0)")
 
 
 def test_an_interrupt_of_the_reward_s_own_making_is_its_failure():
@@ -229,15 +273,19 @@ for how in ("object", "number", "reused"):
 # -- before scoring -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", ["import sys; sys.exit(0)", "raise GeneratorExit"])
+@pytest.mark.parametrize(
+    "code", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise GeneratorExit"]
+)
 def test_a_file_that_quits_when_imported(code, tmp_path):
     (tmp_path / "quits.py").write_text(code)
-    with pytest.raises(MarbleError, match=r"reward file .*quits.py: .*(SystemExit|GeneratorExit)"):
+    with pytest.raises(
+        MarbleError, match=r"reward file .*quits.py: .*(SystemExit|_exit|GeneratorExit)"
+    ):
         load(f"{tmp_path / 'quits.py'}:f")
     (tmp_path / "made.py").write_text(
         f"class R:\n    def __init__(self):\n        {code}\n\ndef f(*_): pass\n"
     )
-    with pytest.raises(MarbleError, match=r"made.py:R: .*(SystemExit|GeneratorExit)"):
+    with pytest.raises(MarbleError, match=r"made.py:R: .*(Exit|_exit)"):
         load(f"{tmp_path / 'made.py'}:R")
 
 

@@ -11,7 +11,7 @@ from marble.rewards.geneval.centernet import STRIDE, CenterNet, CenterNetDetecto
 from marble.studio.pretrain.common import Budget
 from marble.studio.pretrain.reward_acceptance import BOUNDS, retrieval
 from marble.studio.pretrain.reward_clip import contrastive_loss
-from marble.studio.pretrain.reward_data import Objects, from_world, twins
+from marble.studio.pretrain.reward_data import Objects, from_world, with_errors
 from marble.studio.pretrain.reward_detector import (
     detection_loss,
     jiggle,
@@ -38,7 +38,7 @@ def worlds(tokenizer_folder):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     cpu = torch.device("cpu")
     return [
-        from_world(*twins(n, seed, 1, split), tokenizer, cpu)
+        from_world(*with_errors(n, seed, 1, split), tokenizer, cpu)
         for n, seed, split in ((192, 1, "train"), (96, 2, "test"))
     ]
 
@@ -127,7 +127,7 @@ def test_platt_recovers_the_logistic_curve():
     assert slope == pytest.approx(2.5, abs=0.15) and offset == pytest.approx(-1, abs=0.1)
 
 
-def test_twins_share_prompts_but_not_pictures(worlds):
+def test_copies_with_errors_share_prompts_but_not_pictures(worlds):
     train, held_out = worlds
     assert not set(train.prompts) & set(held_out.prompts)
     differs = (train.images != train.broken).flatten(1).any(1)
@@ -171,7 +171,7 @@ def test_beauty_measures_what_it_says():
     assert (aesthetic_label(beauty(red), zero, one, torch.ones(1)) < clean).all()
 
 
-def test_contrastive_loss_ignores_equal_captions_and_counts_broken_twins():
+def test_contrastive_loss_ignores_equal_captions_and_counts_broken_copies():
     torch.manual_seed(0)
     unit = torch.nn.functional.normalize
     texts = unit(torch.randn(4, 8), dim=-1)

@@ -50,9 +50,9 @@ def test_altered_is_affine_in_the_other_reward():
     opposite = load(f"{MODULE}:Altered", reward=f"{MODULE}:Saturation", scale=-1e3, offset=2.0)
     np.testing.assert_allclose(score(opposite, images), 2 - 1e3 * plain, rtol=1e-12)
     assert opposite.range == (-998.0, 2.0)
-    twin = load(f"{MODULE}:Altered", reward=f"{MODULE}:Saturation", noise=0.01, seed=4, scale=2)
+    noisy = load(f"{MODULE}:Altered", reward=f"{MODULE}:Saturation", noise=0.01, seed=4, scale=2)
     np.testing.assert_allclose(
-        score(twin, images), 2 * (plain + 0.01 * pixel_noise(images, 4)), rtol=1e-12
+        score(noisy, images), 2 * (plain + 0.01 * pixel_noise(images, 4)), rtol=1e-12
     )
 
 

@@ -14,7 +14,7 @@ VERBS = (
     *("train", "eval", "compare", "report", "diagnose", "geometry", "sample", "study", "serve"),
     *("prompts", "recipes", "doctor", "bench"),
 )
-BENCHES = ("gradients", "solver", "train", "studio", "checkpoint")
+BENCHES = ("gradients", "solver", "train", "loop", "studio", "checkpoint")
 WIDTHS = (80, 120, None)
 """Columns of the terminal; None: piped."""
 
@@ -68,7 +68,11 @@ def commands() -> list[Command]:
         Command("train", "train TOY train.steps=1 --out trained-NN --device cpu", 0, True, (None,)),
         Command("train-resume-none", "train --resume nowhere", 2, widths=(None,)),
         Command("train-two", "train studio studio-fast", 2, widths=(None,)),
+        Command("study", "study mine.yaml --no-run --no-page --out study", numbers=True),
         Command("study-none", "study nowhere.yaml", 2, widths=(None,)),
+        Command("geometry", "geometry TRAINED --batches 4 --device cpu", 0, True, (80, None)),
+        Command("bench-solver", "bench solver --k 3 --repeats 1", 0, True, (80,)),
+        Command("bench-gradients", "bench gradients --k 3 --repeats 1", 0, True, (80,)),
         Command("serve-wrong", "serve nothing", 2, widths=(None,)),
         Command("verb-wrong", "trian", 2),
         Command("option-wrong", "train --steps 3", 2),
@@ -83,6 +87,12 @@ def make_world(folder: Path) -> None:
     runs["a-run-with-a-long-name"] = 0.7
     for name, gain in runs.items():
         make_run(folder / name, replace(spec, gain=gain, method=name.replace("-", "_")))
+    cells = "{marble: {}, uniform: {balance.method: uniform}}"
+    (folder / "mine.yaml").write_text(f"recipe: studio\nseeds: [0, 1]\ncells: {cells}\n")
+    for seed in (0, 1):
+        for name in ("marble", "uniform"):
+            cell = replace(spec, gain=runs[name] + 0.05 * seed, method=name)
+            make_run(folder / "study" / f"{name}-seed{seed}", cell)
 
 
 MASKS = [
@@ -90,6 +100,7 @@ MASKS = [
     (re.compile(r"(packages: )python \d.*"), r"\1VERSIONS"),
     (re.compile(r"marble \d+\.\d+\.\d+\w*"), "marble VERSION"),
     (re.compile(r"[A-Z][a-z]{2} \d\d:\d\d"), "DAY TIME"),
+    (re.compile(r"\n*\r?batches .*━.*"), ""),
     (re.compile(r"(time: )about .* (in all on CORES)"), r"\1TIMES \2"),
 ]
 

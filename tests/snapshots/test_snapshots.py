@@ -1,8 +1,8 @@
 """Whole outputs of every command: in terminals of 80 and 120 columns, and piped.
 
 A change that means to change them renews them with `make snapshots`, and the diff is part of the
-review. What a GPU or a long measurement prints (`bench`, `geometry`, `study`) is tested where it is
-made; here are their helps and errors.
+review. Of the benchmarks the two that take a second are run; the others' tables are tested where
+they are made.
 """
 
 import os

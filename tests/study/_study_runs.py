@@ -31,7 +31,7 @@ def make_run(
     *,
     rewards: Sequence[str] = REWARDS,
     harmony: Sequence[Mapping[str, float]] = (),
-    canaries: tuple[float, float] = (0.5, 0.5),
+    drift: tuple[float, float] = (0.5, 0.5),
     status: str = "finished",
     seconds: float = 60.0,
 ) -> Path:
@@ -46,8 +46,8 @@ def make_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = []
     for policy, step, scores, value in (
-        ("base", 0, base, canaries[0]),
-        ("trained", 9, trained, canaries[1]),
+        ("base", 0, base, drift[0]),
+        ("trained", 9, trained, drift[1]),
     ):
         where = folder / f"evals/step-{step:06d}"
         _write_index(where, scores, value)
@@ -79,7 +79,7 @@ def _write_index(where: Path, scores: Mapping[str, Sequence[float | None]], valu
                 "source": "general",
                 "seed": i,
                 "scores": {name: values[i] for name, values in scores.items()},
-                "canaries": {"saturation": value + 0.01 * i, "blank": 0.0},
+                "drift": {"saturation": value + 0.01 * i, "blank": 0.0},
             }
         )
     (where / "index.json").write_text(json.dumps({"samples": samples}))

@@ -29,6 +29,19 @@ def test_every_shown_rule_is_there_best_on_top():
     assert next(text.get_text() for text in axes.figure.legends[0].get_texts()) == "ocr"
 
 
+def test_curves_begin_at_the_base_and_end_where_the_table_does():
+    table = json.loads((ROOT / "studies/results/long.json").read_text())
+    worst, mean = script().curves(table).axes
+    [part] = table["settings"]
+    rows = [row for row in part["rows"] if "values" in row]
+    assert len(worst.lines) - 1 == len(mean.lines) - 1 == len(rows)  # and the line at 0
+    for line in worst.lines[:-1]:
+        [row] = [r for r in rows if line.get_label().startswith(f"{r['name']} (")]
+        x, y = line.get_data()
+        assert (x[0], y[0]) == (0, 0) and x[-1] == row["curve"][-1]["step"]
+        assert y[-1] == row["curve"][-1]["worst gain"]["mean"]
+
+
 def test_worst_gains_of_several_settings_stand_side_by_side():
     table = json.loads((DATA / "stress.json").read_text())
     figure = script("settings_figure")

@@ -57,10 +57,10 @@ def test_conflict_in_the_batch_on_the_other_half_and_as_applied(tmp_path):
     assert math.isnan(measure(make_run(tmp_path / "s", BASE, moved())).values["conflict"])
 
 
-def test_canaries_are_counted(tmp_path):
+def test_drift_flags_are_counted(tmp_path):
     calm = measure(make_run(tmp_path / "r", BASE, moved()))
-    gaudy = measure(make_run(tmp_path / "s", BASE, moved(), canaries=(0.5, 0.9)))
-    assert (calm.values["canaries"], gaudy.values["canaries"]) == (0.0, 1.0)
+    gaudy = measure(make_run(tmp_path / "s", BASE, moved(), drift=(0.5, 0.9)))
+    assert (calm.values["drift flags"], gaudy.values["drift flags"]) == (0.0, 1.0)
 
 
 def test_pictures_until_the_worst_gain_is_reached(tmp_path):

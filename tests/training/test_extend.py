@@ -1,4 +1,4 @@
-"""docs/extend.md, word for word: an objective, a rule and a reward from outside the package."""
+"""docs/extend.md, word for word: an objective and a rule from outside the package."""
 
 import json
 import re
@@ -34,9 +34,7 @@ def files(tmp_path, monkeypatch):
 
 def run(toy, name, *overrides):
     """The page's recipe, on the toy's model and prompts."""
-    words = [w for w in toy.overrides() if not w.startswith("rewards.train")]
-    rewards = [] if name == "sky.yaml" else [w for w in toy.overrides() if "rewards.train" in w]
-    recipe = load_recipe(name, [*words, *rewards, *SMALL, *overrides])
+    recipe = load_recipe(name, [*toy.overrides(), *SMALL, *overrides])
     train(recipe, Path("run"), device="cpu", console=Console(quiet=True))
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and not any(row["skipped"] for row in rows)
@@ -74,12 +72,6 @@ def test_a_rule_from_outside(toy, files):
     weight = np.clip(0.5 + 0.5 * mean, 0.01, 1) ** 2.0
     found = [row[f"alpha_raw/{name}"] for name in names]
     np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-9)
-
-
-def test_a_reward_from_outside(toy, files):
-    _, rows = run(toy, "sky.yaml", "rewards.train=[{name: b, reward: 'sky.py:blueness'}]")
-    assert load_recipe("sky.yaml").rewards.names[-1] == "blueness"
-    assert 0 < rows[0]["reward/b/applicable"] <= 1
 
 
 def test_what_is_wrong_with_a_plug_in_is_told_in_a_line(files):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from marble.data import Prompt, Sample
 from marble.rewards import RewardSet, groupwise
 from marble.training.dealing import batches, shares
+from marble.training.paired import choose
 from marble.training.rollout import make_rollout
-from marble.training.twins import choose
 
 REWARDS = """
 import torch
@@ -114,7 +114,7 @@ def test_batches_cover_everything_in_order(sizes, size, whole):
 
 
 @given(st.integers(1, 9), st.integers(2, 6), st.integers(1, 40))
-def test_twins_of_comparing_rewards_come_in_company(groups, each, count):
+def test_pairs_of_comparing_rewards_come_in_company(groups, each, count):
     drawn = samples([g for g in range(groups) for _ in range(each)])
     at = choose(drawn, count, compared=True)
     taken = {g: sum(drawn[i].group == g for i in at) for g in {drawn[i].group for i in at}}
@@ -179,8 +179,8 @@ def test_a_group_is_scored_in_one_piece_whatever_the_batch(size, pooled):
 
 
 def test_one_process_and_two_score_the_same_groups(world, tmp_path):
-    """In training, in evaluation, and for twins (method progress)."""
-    words = settings(world, "balance.method=progress", "balance.progress.twins=6")
+    """In training, in evaluation, and for pairs (method progress)."""
+    words = settings(world, "balance.method=progress", "balance.progress.paired=6")
     outcome, said = run_here(world, tmp_path / "one", *words, "rollout.batch_size=5")
     assert outcome.finished, said
     assert run_processes(2, world, tmp_path / "two", *words, "rollout.batch_size=3") == [0, 0]

@@ -1,11 +1,13 @@
 """What must not depend on how a step is cut into pieces, and what must hold at every refresh."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from marble.balance import Plan
 from marble.objectives import points
 from marble.training import optimise
 from marble.training.optimise import Settings, kl_offset, split_epoch
@@ -131,7 +133,7 @@ def test_several_steps_an_epoch_and_inner_epochs(trainer, monkeypatch):
     first, second = run.run_epoch(), run.run_epoch()
     assert [r["step"] for r in first + second] == [1, 2, 3, 4, 5, 6, 7]
     assert run.finished
-    assert len({r["canary/contrast"] for r in first}) == 1  # one rollout, looked at once
+    assert len({r["drift/contrast"] for r in first}) == 1  # one rollout, looked at once
     for r in first:  # images a second of the whole epoch, not of a quarter of it
         assert r["images_per_s"] < 9 / r["time/rollout"]
     for inner in (0, 1):
@@ -197,6 +199,92 @@ def test_kl_offsets_are_all_used():
     counts = Counter(kl_offset(settings, step) for step in range(400))
     assert set(counts) == {0, 1, 2, 3}
     assert min(counts.values()) > 60
+
+
+def test_kl_beside_the_recorded_micro_batches_is_unbiased(trainer, monkeypatch):
+    """Over all beginnings and offsets, with uneven batches: the gradient with the KL everywhere."""
+    m, count = 2, 6
+    settings = ["balance.method=uniform", "log.harmony_every=1", "objective.kl=0.5"]
+    everywhere, sparse = trainer(*settings), trainer(*settings, "balance.probe=0.4")
+    sparse.settings = replace(sparse.settings, kl_every=m)
+    epoch = sparse.draw(sparse._sampler().epoch(0))
+    taken = []
+    record = Plan._record
+
+    def watched(plan, v, P, N, at, extra):
+        taken.append(extra is not None)
+        record(plan, v, P, N, at, extra)
+
+    def step(run):
+        run.gradient(epoch, np.arange(len(epoch.samples)), 0, 0, on_policy=False)
+        return gradient(run)
+
+    expected, grads = step(everywhere), []
+    monkeypatch.setattr(Plan, "_record", watched)
+    for turn in range(count):
+        for offset in range(m):
+            monkeypatch.setattr(optimise, "kl_offset", lambda *_, o=offset: o)
+            monkeypatch.setattr(optimise, "first_recorded", lambda *_, t=turn: t)
+            grads.append(step(sparse))
+    assert len(taken) == 3 * len(grads) and not any(taken)  # three of six micro-batches
+    assert relative_error(grads[0], expected) > 1e-3
+    assert relative_error(sum(grads) / len(grads), expected) < 1e-4
+
+
+def test_kl_weights_have_the_expectation_of_the_kl_everywhere(monkeypatch):
+    """Each micro-batch's weight, summed over all equally likely choices."""
+    for count, recorded, m in ((7, 2, 3), (5, 4, 1), (4, 4, 2), (1, 1, 1), (6, 0, 4), (0, 1, 2)):
+        settings = Settings(seed=0, batch_size=1, pairs=1, kl=0.25, kl_every=m)
+        total = np.zeros(count)
+        for turn in range(max(1, count)):
+            for offset in range(m):
+                monkeypatch.setattr(optimise, "kl_offset", lambda *_, o=offset: o)
+                weights = optimise.kl_weights(settings, 0, count, recorded)
+                if 0 < recorded < count:
+                    assert not any(weights[:recorded])
+                total += np.roll(weights, turn)
+        assert np.allclose(total / (max(1, count) * m), 0.25)
+
+
+def test_every_micro_batch_is_recorded_first_in_some_step():
+    settings = Settings(seed=0, batch_size=1, pairs=1, kl=1.0, kl_every=1)
+    counts = Counter(optimise.first_recorded(settings, step, 5) for step in range(500))
+    assert set(counts) == set(range(5)) and min(counts.values()) > 60
+
+
+@pytest.mark.parametrize("refresh", [True, False])
+def test_no_micro_batch_reads_a_value_back(trainer, monkeypatch, refresh):
+    """On a GPU a read waits for all that is queued: they come once, at the end of the step."""
+    reads = []
+
+    def forbid(name):
+        honest = getattr(torch.Tensor, name)
+
+        def read(tensor, *args):
+            # Positions in the batch, and what is asked about them, never were on a device.
+            if inside and not (tensor.dtype in (torch.int64, torch.bool) and tensor.numel() < 100):
+                reads.append(name)
+            return honest(tensor, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, read)
+
+    inside = []
+    honest = optimise._micro_batch
+
+    def micro_batch(*args):
+        inside.append(True)
+        honest(*args)
+        inside.clear()
+
+    run = trainer("objective.kl=0.5", "balance.heldout_half=true")
+    epoch = run.draw(run._sampler().epoch(0))
+    monkeypatch.setattr(optimise, "_micro_batch", micro_batch)
+    for name in ("cpu", "item", "tolist", "numpy", "__bool__", "__float__", "__int__"):
+        forbid(name)
+    step = 0 if refresh else 1
+    report = run.gradient(epoch, np.arange(len(epoch.samples)), step, 0, on_policy=False)
+    assert report.refreshed == refresh and report.finite
+    assert reads == []
 
 
 def test_gradient_checkpointing_changes_nothing(trainer):

@@ -18,8 +18,8 @@ from _survive import (
 from marble.recipe import load_recipe
 from marble.training import setup
 from marble.training.loop import Trainer
+from marble.training.paired import base_scores
 from marble.training.processes import Processes
-from marble.training.twins import base_scores
 
 GRPO = ["objective.name=grpo", "rollout.sampler=sde", "eval.sampler=euler"]
 OBJECTIVES = {

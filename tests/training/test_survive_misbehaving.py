@@ -11,7 +11,7 @@ from marble.errors import MarbleError, RewardError
 from marble.training.loop import Trainer
 
 REWARDS = """
-import os, sys
+import ctypes, os, sys
 
 calls = 0
 
@@ -22,9 +22,12 @@ def leave(images, prompts, metadata):
         sys.exit(0)
     return [0.1 * i for i in range(len(images))]
 
+def leave_at_once(images, prompts, metadata):
+    os._exit(0)
+
 def vanish(images, prompts, metadata):
     if os.environ.get("VANISH"):
-        os._exit(0)
+        ctypes.CDLL(None)._exit(0)
     return [0.1 * i for i in range(len(images))]
 
 def blacken(images, prompts, metadata):
@@ -74,11 +77,14 @@ def cli(world, tmp_path, entry, *more):
     return process.exitcode, said.read_text()
 
 
-def test_exit_in_a_reward_is_a_line_and_a_status(world, tmp_path):
-    code, said = cli(world, tmp_path, "{{name: bad, reward: '{here}/bad.py:leave'}}")
+@pytest.mark.parametrize(
+    ("name", "cause"), [("leave", "SystemExit: 0"), ("leave_at_once", "os._exit(0)")]
+)
+def test_exit_in_a_reward_is_a_line_and_a_status(world, tmp_path, name, cause):
+    code, said = cli(world, tmp_path, f"{{{{name: bad, reward: '{{here}}/bad.py:{name}'}}}}")
     assert code == 2 and "Traceback" not in said
     (line,) = [text for text in said.splitlines() if text.startswith("marble:")]
-    assert "reward bad failed on" in line and "SystemExit: 0" in line
+    assert "reward bad failed on" in line and cause in line
     assert status(tmp_path / "run") == "failed"
 
 

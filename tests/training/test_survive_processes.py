@@ -75,8 +75,8 @@ def assert_same(a, b):
         assert len(alphas) == 6
         for key in alphas:
             assert abs(x[key] - y[key]) <= 1e-6, (x["step"], key)
-        statistics = [key for key in x if key.startswith("canary/")]
-        assert len(statistics) == 7 and statistics == [k for k in y if k.startswith("canary/")]
+        statistics = [key for key in x if key.startswith("drift/")]
+        assert len(statistics) == 7 and statistics == [k for k in y if k.startswith("drift/")]
         for key in statistics:  # of all pictures, whoever drew them
             assert x[key] == pytest.approx(y[key], abs=1e-6), (x["step"], key)
     (tensors_a, _), (tensors_b, _) = final_state(a), final_state(b)
@@ -113,14 +113,14 @@ def test_two_processes_draw_the_same_preferences(recipe, tmp_path):
     assert len(learned) > 5 and size > 0 and apart < 1e-4 * size
 
 
-def test_two_processes_share_the_twins_too(run):
-    """Five twins for two processes: one is drawn twice, and counted once.
+def test_two_processes_share_the_pairs_too(run):
+    """Five pairs for two processes: one is drawn twice, and counted once.
 
     Sums in another order differ in the last digit, which turns a pixel where its value lies between
     two of the 256: not with this seed.
     """
-    words = ["balance.method=progress", "balance.progress.twins=5", "train.seed=1"]
-    a, b = run("twins, one", 1, overrides=words), run("twins, two", 2, overrides=words)
+    words = ["balance.method=progress", "balance.progress.paired=5", "train.seed=1"]
+    a, b = run("pairs, one", 1, overrides=words), run("pairs, two", 2, overrides=words)
     assert_same(a, b)
     for one, two in zip(rows(a)[1:], rows(b)[1:], strict=True):
         found = [key for key in one if key.startswith(("progress", "coefficient/"))]

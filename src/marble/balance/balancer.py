@@ -24,6 +24,7 @@ from marble.balance.settings import (
     target_of,
 )
 from marble.harmonise import (
+    DEFAULT,
     DebiasedGram,
     Harmoniser,
     Solution,
@@ -34,7 +35,8 @@ from marble.harmonise import (
     summarise,
 )
 from marble.jacobian import Jacobian, adam_metric
-from marble.objectives import NFT, Objective
+from marble.objectives import Objective
+from marble.objectives.registry import Default
 
 
 class Balancer:
@@ -60,7 +62,7 @@ class Balancer:
         part then has the size of a single reward's advantages, whatever the coefficients and
         however much the rewards cancel: the common pull, a trust region, is as strong for every
         method.
-    probe: the share of a refresh step's micro-batches that enter the solve.
+    probe: the share of a refresh step's micro-batches that enter the solve, or that are measured.
     measure_every: steps between measurements of the geometry for methods that need no Gram matrix;
         0 leaves it out. Gram methods measure on each refresh.
     heldout: also measure conflict out of sample: solve on half of the micro-batches, look at the
@@ -86,7 +88,7 @@ class Balancer:
         model: nn.Module,
         names: Sequence[str],
         *,
-        method: str = "marble",
+        method: str = DEFAULT,
         objective: Objective | None = None,
         weights: Mapping[str, float] | None = None,
         std: Literal["batch", "group"] = "batch",
@@ -104,7 +106,7 @@ class Balancer:
         seed: int = 0,
         **harmoniser: Any,
     ) -> None:
-        self.objective = objective or NFT()
+        self.objective = objective or Default()
         rule, target = rule_class(method), target_of(target, self.objective)
         check_settings(
             model, rule, self.objective, target, metric, optimizer, debias, gradient_ema, gate
@@ -174,11 +176,8 @@ class Balancer:
         adv = batch.adv
         counts_K = adv.counts_K.valid.numpy()
         self.harmoniser.observe(batch.means_K, batch.stds_K, counts_K, adv.adv_KN.numpy())
-        recorded = 0
-        if self.measures(step):
-            recorded = max(1, micro_batches)  # a process without samples still joins the solve
-            if self.harmoniser.needs_gram:
-                recorded = self.harmoniser.probe_count(micro_batches)
+        # At least one: a process without samples still joins the solve.
+        recorded = self.harmoniser.probe_count(micro_batches) if self.measures(step) else 0
         active_K = self.active(batch, step)
         return Plan(
             StepRows.of(batch, self.objective, pairs),

@@ -15,13 +15,13 @@ def all_rewards(k: int) -> Gate:
 
 
 def only(k: int, chosen: int) -> Gate:
-    """`single`: plain training on one reward."""
+    """Plain training on one reward."""
     mask = np.arange(k) == chosen
     return lambda step: mask
 
 
 def stages(k: int, starts: Sequence[int], members: Sequence[Sequence[int]]) -> Gate:
-    """`sequential`: from step `starts[i]` on, the rewards `members[i]`."""
+    """From step `starts[i]` on, the rewards `members[i]`."""
 
     def gate(step: int) -> np.ndarray:
         stage = int(np.searchsorted(starts, step, side="right")) - 1

@@ -52,6 +52,11 @@ class Plan:
             self._settle(decide(False))
 
     @property
+    def recorded(self) -> int:
+        """How many micro-batches are recorded: the first ones."""
+        return self._recorded
+
+    @property
     def records(self) -> bool:
         """Whether the next micro-batch's forward must run inside `recording`."""
         return self._seen < self._recorded
@@ -80,7 +85,7 @@ class Plan:
             if point.v_ref is not None and point.kl > 0:
                 weight = point.kl / (self._size * self._pairs)
                 value_B, extra = self._objective.penalty(v.detach(), point, weight)
-                self._tally.add_kl(value_B.double().cpu())
+                self._tally.add_kl(value_B)
             # Sides that are not finite are left out here, and with them the whole step in the end;
             # until then all processes need sums that stay in one piece.
             P = self._scaled(P, v)
@@ -100,7 +105,7 @@ class Plan:
             self._record(v, P, N, at, extra)
         else:
             assert self._rho is not None
-            plus, minus = (column(side[at].to(P.device, P.dtype), v) for side in self._rho)
+            plus, minus = (column(_sent(side[at], P.device, P.dtype), v) for side in self._rho)
             cotangent = plus * P if N is None else plus * P + minus * N
             cotangent = cotangent if extra is None else cotangent + extra
             torch.autograd.backward(v, cotangent.to(v.dtype))
@@ -150,13 +155,13 @@ class Plan:
         rows, gradients = self._rows, self._gradients
         share = rows.share(at)
         # Samples that no reward applies to take no part, the common pull included.
-        common = share[-1] if self._target == "reward" else None
+        common = _sent(share[-1], P.device, P.dtype) if self._target == "reward" else None
         found, outside = terms(
             P,
             N,
-            rows.a_RN[:, at].to(v.device),
-            rows.b_RN[:, at].to(v.device),
-            share.to(gradients.jacobian.rows.data),
+            _sent(rows.a_RN[:, at], v.device),
+            _sent(rows.b_RN[:, at], v.device),
+            _sent(share, v.device, gradients.jacobian.dtype),
             common_B=common,
             extra=extra,
         )
@@ -187,9 +192,7 @@ class Plan:
         if point.v_old is not None:
             deviation = (v.float() - point.v_old.float()).square().flatten(1).mean(1).to(plus)
         finite_B &= plus.isfinite() & minus.isfinite()
-        # One copy to the host for all of them.
-        columns = torch.stack([plus, minus, deviation, finite_B.to(plus)]).double().cpu()
-        self._tally.add(at, columns[0], columns[1], columns[2], columns[3] > 0)
+        self._tally.add(at, plus, minus, deviation, finite_B)
 
     def _report(self, decision: Decision, bad: list[int]) -> StepReport:
         solution = decision.solution
@@ -220,6 +223,11 @@ class Plan:
             bad_samples=bad,
             notes=notes,
         )
+
+
+def _sent(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """On the device, without waiting for what it is doing."""
+    return values.to(device, dtype or values.dtype, non_blocking=True)
 
 
 def _finite(side: Tensor) -> Tensor:

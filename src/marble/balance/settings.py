@@ -56,7 +56,7 @@ def check_settings(
         raise MarbleError("metric='adam' reads Adam's second moments: give optimizer=.")
     if debias and gradient_ema:
         raise MarbleError("debias and gradient_ema both cure noise in the Gram matrix: take one.")
-    if rule.gated and gate is None:
+    if rule.chosen_by and gate is None:
         raise MarbleError(
             f"Method {rule.name!r} needs to know which rewards take part when: give gate=, for "
             "example marble.balance.gates.only(k, 0) or .stages(k, [0, 100], [[0], [0, 1]])."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -83,8 +84,59 @@ def train(
     _require_trust(recipe, overrides, trust)
     device = check_device(device)
     _give(
-        lambda: bench_train(recipe or "studio", overrides, rounds=rounds, device=device),
+        lambda: bench_train(
+            recipe or "studio", overrides, rounds=rounds, device=device, trust=trust
+        ),
         bench_tables.show_train,
+        as_json,
+    )
+
+
+@app.command("loop")
+def loop(
+    words: RecipeWords = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file, written anew after every part.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; figures are medians.", min=1)] = 3,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option("--memory-limit", help="GB of the GPU that may be used.", min=1),
+    ] = None,
+    device: Device = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Pictures per GPU-second of the loop as public code has it, and of ours, in one run.
+
+    The model has the recipe's size; if its files are not here, its weights are random. Calls are
+    timed in turn, and steps are put together from them. Rewards are not run: their times are the
+    ones `marble doctor` counts with.
+
+    Examples:
+
+    - `marble bench loop sd35m-5rewards --out loop.json`
+
+    - `marble bench loop sd35m-5rewards-1gpu --memory-limit 24`
+
+    - `marble bench loop studio --device cpu`
+    """
+    from marble.bench.loop import bench_loop
+
+    recipe, overrides = one_recipe(words)
+    _require_trust(recipe, overrides, trust)
+    device = check_device(device)
+    _give(
+        lambda: bench_loop(
+            recipe or "studio",
+            overrides,
+            device=device,
+            repeats=repeats,
+            memory_limit=memory_limit,
+            out=out,
+            say=lambda text: typer.echo(text, err=True),
+        ),
+        bench_tables.show_loop,
         as_json,
     )
 
@@ -147,6 +199,7 @@ def checkpoint(
             rounds=rounds,
             folder=folder,
             device=device,
+            trust=trust,
         ),
         bench_tables.show_checkpoint,
         as_json,

@@ -78,9 +78,47 @@ def show_train(result: dict[str, Any]) -> None:
     console.print(speeds)
     console.print(phases)
     console.print(
-        f"Recipe {setup['recipe']}, {setup['images_per_epoch']} images an epoch, "
+        f"Recipe {setup['recipe']}, {setup['images_per_epoch']} images per epoch, "
         f"{len(setup['rewards'])} rewards; {result['device']}, {result['threads']} threads, torch "
         f"{result['versions']['torch']}; medians of {setup['rounds']} alternating rounds.",
+        highlight=False,
+    )
+
+
+def show_loop(result: dict[str, Any]) -> None:
+    console = Console()
+    steps = result.get("steps", {})
+    if steps:
+        table = Table(title="the public loop and ours", box=None)
+        names = ("loop", "pictures/GPU-s", "with rewards", "sampling", "decoding", "training")
+        for heading in names:
+            table.add_column(heading, justify="left" if heading == "loop" else "right")
+        for name, row in steps.items():
+            ms = row["ms_per_picture"]
+            training = sum(v for k, v in ms.items() if k not in ("sampling", "decoding"))
+            table.add_row(
+                name,
+                f"{row['pictures_per_gpu_second']:.3g}",
+                f"{row['pictures_per_gpu_second_with_rewards']:.3g}",
+                *(f"{v:.1f} ms" for v in (ms["sampling"], ms["decoding"], training)),
+            )
+        console.print(table)
+        ratios = Table(title="ratios", box=None)
+        ratios.add_column("")
+        for heading in ("measured", "target"):
+            ratios.add_column(heading, justify="right")
+        for name, value in result["ratios"].items():
+            target = result["targets"].get(name)
+            ratios.add_row(name, f"{value:.3f}", "" if target is None else f"≥ {target:g}")
+        console.print(ratios)
+    for name, value in result.get("peak_memory_gb", {}).items():
+        console.print(f"{name}: {value:.1f} GB at most", highlight=False)
+    for name, (cause, *_) in result["failures"].items():
+        console.print(f"Not measured: {name} ({cause}).", highlight=False, markup=False)
+    console.print(
+        f"Recipe {result['setup']['recipe']}; {result['device']}, torch "
+        f"{result['versions']['torch']}; {result['seconds']:.0f} s. Per picture, times of an "
+        "epoch's step on one GPU.",
         highlight=False,
     )
 

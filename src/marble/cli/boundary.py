@@ -6,6 +6,7 @@ code that it was told to run): one line, status 1, and a file with the traceback
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import platform
 import re
@@ -14,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from marble import __version__
@@ -25,6 +27,8 @@ LONGEST = 2000
 
 def run(command: Callable[[], None]) -> None:
     """Runs the command and ends the process where it fails."""
+    with suppress(Exception):  # a crash below Python says where; without stderr there is no place
+        faulthandler.enable()
     try:
         command()
     except MarbleError as error:

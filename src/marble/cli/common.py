@@ -104,6 +104,8 @@ class Policy:
     """Of the run's checkpoint; None where it is not a run's."""
     passed_over: dict[str, str] = field(default_factory=dict)
     """Newer checkpoints that are damaged, and what is wrong with each."""
+    origin: str = "studio"
+    """Where the recipe is from."""
 
     def warn(self) -> None:
         """Says on stderr which checkpoint is used in place of a damaged one."""
@@ -127,22 +129,25 @@ def find_policy(
     target: str, recipe: str | None, overrides: list[str], *, trust: bool = False
 ) -> Policy:
     """`base`, `studio-trained`, a run folder, or a LoRA file or folder."""
-    if target == "base":
-        return Policy(load_recipe(recipe or "studio", overrides, trust=trust), None, "base")
     if target == TRAINED:
-        return Policy(load_recipe("studio-gpu", overrides), asset("trained"), TRAINED)
+        chosen = load_recipe("studio-gpu", overrides)
+        return Policy(chosen, asset("trained"), TRAINED, origin="studio-gpu")
     path = Path(target)
-    if (path / "config.yaml").is_file():
+    is_run = target != "base" and (path / "config.yaml").is_file()
+    origin = recipe or (str(path / "config.yaml") if is_run else "studio")
+    if target == "base":
+        return Policy(load_recipe(origin, overrides, trust=trust), None, "base", origin=origin)
+    if is_run:
         from marble.training.checkpoint import best_complete, step_of
 
-        chosen = load_recipe(recipe or str(path / "config.yaml"), overrides, trust=trust)
+        chosen = load_recipe(origin, overrides, trust=trust)
         checkpoint, damaged = best_complete(path / "checkpoints")
         passed_over = {passed.name: problem for passed, problem in damaged.items()}
         label = f"{path.resolve().name}, {checkpoint.name}"
-        return Policy(chosen, checkpoint / "lora", label, step_of(checkpoint), passed_over)
+        return Policy(chosen, checkpoint / "lora", label, step_of(checkpoint), passed_over, origin)
     is_file = path.is_file() and path.suffix == ".safetensors"
     if is_file or any(path.glob("*.safetensors")):
-        return Policy(load_recipe(recipe or "studio", overrides, trust=trust), path, path.stem)
+        return Policy(load_recipe(origin, overrides, trust=trust), path, path.stem, origin=origin)
     what = "there is no such file or folder" if not path.exists() else "holds no run and no LoRA"
     raise MarbleError(
         f"{target}: {what}; give `base`, `{TRAINED}`, a run folder or a LoRA (a folder with "

@@ -52,7 +52,7 @@ def evaluate(
 
     wanted = preference(prefer)
     policy = find_policy(target, recipe, overrides or [], trust=trust)
-    require_trust(policy.recipe, recipe or target, overrides or [], trust)
+    require_trust(policy.recipe, policy.origin, overrides or [], trust)
     device = check_device(device)
     if _is_main():
         policy.warn()

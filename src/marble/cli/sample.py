@@ -68,6 +68,8 @@ def sample(
     policy = find_policy(target, recipe, overrides, trust=trust)
     device = check_device(device)
     policy.warn()
+    if policy.lora is not None and not as_json:
+        typer.echo(f"marble: drawing with {policy.label}", err=True)
     make_folder(out)
     with stdout_kept(as_json):
         files = draw_prompts(

@@ -2,8 +2,8 @@
 
 A *spec* is one of
 - `studio:NAME`: a source that ships with marble;
-- a folder in the layout of flow_grpo and DiffusionNFT: `{split}.txt` (one prompt a line) or
-  `{split}_metadata.jsonl` / `{split}.jsonl` (one JSON object a line with `prompt` and metadata);
+- a folder in the layout of flow_grpo and DiffusionNFT: `{split}.txt` (one prompt per line) or
+  `{split}_metadata.jsonl` / `{split}.jsonl` (one JSON object per line with `prompt` and metadata);
 - a single `.txt` or `.jsonl` file, which then serves every split.
 """
 

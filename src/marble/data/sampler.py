@@ -1,4 +1,4 @@
-"""Which prompts an epoch draws: groups of samples, stratified over sources.
+"""The prompts of an epoch: groups of samples, stratified over sources.
 
 Everything is a pure function of (seed, epoch), so resuming needs only the epoch number, and the
 number of ranks or the batch size never changes what is drawn.

@@ -201,10 +201,9 @@ def gather(folder: str | Path | RunRecord, columns: Mapping[str, Floats] | None 
 
 
 def _pursued(run: RunRecord) -> list[str]:
-    """The rewards trained on: under `single` one of those in the recipe."""
-    balance = run.config.get("balance") or {}
-    chosen = balance.get("reward")
-    return [chosen] if balance.get("method") == "single" and chosen else run.rewards
+    """The rewards trained on: where the balance names one, that one of those in the recipe."""
+    chosen = (run.config.get("balance") or {}).get("reward")
+    return [chosen] if chosen in run.rewards else run.rewards
 
 
 def _table(path: Path, names: list[str]) -> Groups | None:

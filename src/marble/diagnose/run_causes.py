@@ -64,8 +64,8 @@ def too_large(e: Evidence, rising: list[str]) -> Finding | None:
 
 
 def collapse(e: Evidence, rising: list[str]) -> Finding | None:
-    before, now = e.first("canary/diversity"), e.late("canary/diversity", 0.2)
-    blank = e.late("canary/blank", 0.2) - e.first("canary/blank")
+    before, now = e.first("drift/diversity"), e.late("drift/diversity", 0.2)
+    blank = e.late("drift/blank", 0.2) - e.first("drift/blank")
     seen = []
     if before > 0 and now < ALIKE * before:
         seen.append(f"pictures of one prompt differ by {number(now)}, {number(before)} at first")

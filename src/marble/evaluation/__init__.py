@@ -1,7 +1,7 @@
 """How good a model is on several rewards at once, and how sure we are (numpy only at import)."""
 
-from marble.evaluation.canaries import canaries
 from marble.evaluation.compare import compare_table
+from marble.evaluation.drift import drift_statistics
 from marble.evaluation.geneval_tags import geneval_record, tag_scores
 from marble.evaluation.harmony import Harmony, conflicts, harmony
 from marble.evaluation.intervals import Interval, gain_interval, mean_interval
@@ -26,10 +26,10 @@ __all__ = [
     "Joint",
     "RunRecord",
     "Wins",
-    "canaries",
     "compare_table",
     "composite",
     "conflicts",
+    "drift_statistics",
     "gain_interval",
     "geneval_record",
     "harmony",

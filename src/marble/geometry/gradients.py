@@ -147,7 +147,7 @@ def _sampler(place: Place, parts: setup.Parts, seed: int) -> GroupSampler:
     """The recipe's sampler at the place's step, with another seed."""
     data, [(_, known)] = place.recipe.data, parts.samplers
     sources = list(known.prompts)
-    if place.recipe.balance.method == "sequential":
+    if place.recipe.balance.stages:
         stage = next(s for start, s in reversed(place.recipe.stages()) if start <= place.step)
         sources = [s for s in sources if stage.sources is None or s in stage.sources]
     return GroupSampler(

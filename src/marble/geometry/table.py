@@ -17,13 +17,15 @@ def show(record: dict[str, Any], console: Console) -> None:
         f"pictures, seed {s['seed']}, target {s['target']}",
         highlight=False,
     )
-    console.print(Group(_signal(record), Text(), _cosines(record), Text(), _rules(record)))
-    console.print(Group(Text(), _weights(record)))
+    parts = [_signal(record), _cosines(record), _rules(record, "plain")]
+    if "adam" in record["signal"]:
+        parts.append(_rules(record, "adam"))
+    console.print(Group(*(line for part in parts for line in (part, Text())), _weights(record)))
     lost = [name for name, entry in record["signal"]["plain"].items() if not entry["resolved"]]
     if lost:
         console.print(
-            f"\nLost in noise: {', '.join(lost)}. No cosine with a true gradient can be told; the "
-            "worst and the mean are over the others.",
+            f"\n* Lost in noise: {', '.join(lost)}. No cosine with a true gradient can be told; "
+            "the worst and the mean are over the others.",
             highlight=False,
         )
 
@@ -43,7 +45,7 @@ def _signal(record: dict[str, Any]) -> Table:
             _number(entry["share_error"]),
             _number(entry["batches_for_half"], 1),
         ]
-        label = name if entry["resolved"] else f"{name} (lost in noise)"
+        label = name if entry["resolved"] else f"{name} *"
         table.add_row(label, *cells, *([_number(adam[name]["share"])] if adam else []))
     return table
 
@@ -62,28 +64,26 @@ def _cosines(record: dict[str, Any]) -> Table:
     return table
 
 
-def _rules(record: dict[str, Any]) -> Table:
+def _rules(record: dict[str, Any], applied: str) -> Table:
+    """Against the true gradients; `applied`: the direction as it is (`plain`), or `adam`."""
+    plain = applied == "plain"
     table = _table("direction from one batch against the true gradients", "rule")
-    adam = "adam" in record["signal"]
-    for heading in ("worst cosine", "±", "reward", "mean", "conflict in batch", "on another"):
+    if not plain:
+        table.title = "the same, after division by Adam's √v̂"
+    for heading in ("worst cosine", "reward", "mean"):
         table.add_column(heading, justify="left" if heading == "reward" else "right")
-    for heading in ("worst after Adam", "±", "reward", "mean") if adam else ():
-        table.add_column(heading, justify="left" if heading == "reward" else "right")
-    table.add_column("worst without noise", justify="right")
+    for heading in ("conflict in batch", "on another", "worst without noise") if plain else ():
+        table.add_column(heading, justify="right")
     for label, rule in record["rules"].items():
-        one = rule["averaged"]["1"]
-        cells = [*_worth(one["plain"])]
-        cells += [
-            f"{one['plain'][key]:.0%}" for key in ("conflict_in_batch", "conflict_out_of_batch")
-        ]
-        cells += _worth(one["adam"]) if adam else []
-        table.add_row(label, *cells, _signed(rule["limit"]["plain"]["worst"]))
+        one = rule["averaged"]["1"][applied]
+        worst = f"{_signed(one['worst'])} ± {_number(one['worst_error'])}"
+        cells = [worst if one["worst"] is not None else "–", one["worst_reward"] or "–"]
+        cells.append(_signed(one["mean"]))
+        if plain:
+            cells += [f"{one[key]:.0%}" for key in ("conflict_in_batch", "conflict_out_of_batch")]
+            cells.append(_signed(rule["limit"]["plain"]["worst"]))
+        table.add_row(label, *cells)
     return table
-
-
-def _worth(entry: dict[str, Any]) -> list[str]:
-    worst = [_signed(entry["worst"]), _number(entry["worst_error"]), entry["worst_reward"] or "–"]
-    return [*worst, _signed(entry["mean"])]
 
 
 def _weights(record: dict[str, Any]) -> Table:
@@ -103,8 +103,8 @@ def _weights(record: dict[str, Any]) -> Table:
 
 
 def _table(title: str, first: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
-    table.add_column(first)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
+    table.add_column(first, no_wrap=True)
     return table
 
 

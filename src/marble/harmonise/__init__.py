@@ -20,7 +20,7 @@ from ._harmony import (
 )
 from ._min_norm import MinNorm, min_norm_point
 from ._progress import Progress
-from ._registry import RULES, get_rule, rule_class
+from ._registry import DEFAULT, RULES, get_rule, rule_class
 from ._rule import FreeRule, Gate, GramRule, Rule, Weights
 from ._schedule import Schedule
 from ._solution import Solution
@@ -29,6 +29,7 @@ from ._steerable import Steerable, corner
 from .harmoniser import Harmoniser
 
 __all__ = [
+    "DEFAULT",
     "RULES",
     "DebiasedGram",
     "FreeRule",

@@ -16,23 +16,24 @@ class Single(Uniform):
     """Plain training on one reward."""
 
     name = "single"
-    gated = True
-    saved_as = "uniform"
+    chosen_by = "reward"
+    saved_as = Uniform.name
 
 
 class Sequential(Uniform):
     """Stages with rewards of their own."""
 
     name = "sequential"
-    gated = True
-    saved_as = "uniform"
+    chosen_by = "stages"
+    saved_as = Uniform.name
 
 
 class Dropout(Uniform):
     """Every reward sits some steps out, at random."""
 
     name = "dropout"
-    saved_as = "uniform"
+    saved_as = Uniform.name
+    shorthand = "rate"
 
     class Options(Section):
         rate: Decay = Field(default=0.5, description="Chance that a reward sits out a step.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from marble.options import Section
 
 from ._mgda import MGDA
@@ -20,6 +22,7 @@ class Marble(MGDA):
     name = "marble"
     Options = Section  # type: ignore[assignment]
     normalise = True
+    halves = True  # the middle is the shortest between two vectors of one length
 
 
 class MarblePaper(Marble):
@@ -31,3 +34,15 @@ class MarblePaper(Marble):
 
     name = "marble-paper"
     starts_whole = True
+    #: Whatever the defaults become. A reward that tells no samples apart stays in the solve, as in
+    #: the published code.
+    fixes = MappingProxyType(
+        {
+            "every": 10,
+            "rho": 0.7,
+            "amortise": "paper",
+            "target": "full",
+            "metric": "plain",
+            "drop_silent": False,
+        }
+    )

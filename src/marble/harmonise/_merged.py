@@ -10,7 +10,7 @@ class WeightedSum(Fixed):
 
     name = "weighted_sum"
     merges = "rewards"
-    saved_as = "fixed"
+    saved_as = Fixed.name
 
 
 class GDPO(Fixed):
@@ -18,4 +18,4 @@ class GDPO(Fixed):
 
     name = "gdpo"
     merges = "advantages"
-    saved_as = "fixed"
+    saved_as = Fixed.name

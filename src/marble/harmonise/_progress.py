@@ -12,19 +12,19 @@ from marble.errors import MarbleError
 from marble.options import Count, Decay, NonNegative, PositiveInt, Section
 
 from ._linalg import Array, from_json, to_json
+from ._paired import PairedScores, shrunk
 from ._redundancy import Redundancy
 from ._rule import FreeRule
-from ._twins import Twins, shrunk
 
 # A move of this many standard errors counts as a full response.
 _RESPONSE = 3.0
 # Progress is measured against at least this share of a reward's range, however near its ceiling.
 _HEADROOM = 0.05
-# What is not believed keeps this share of its weight.
+# A reward without trust or support keeps this share of its weight.
 _LEAST_TRUST = 0.05
 # Valid steps before the gate begins.
 _GATE_AFTER = 30
-# Epochs between reminders that a reward hardly counts.
+# Epochs between reminders that a reward has almost no weight.
 _REMIND_EVERY = 50
 
 
@@ -39,11 +39,11 @@ class Progress(FreeRule):
     units: "std" measures progress in the batch std of the first steps (a reward without spread
         then takes the first one it shows), "range" as the share of the way from R_k(0) to the
         reward's ceiling, for which `ranges` gives (lowest, highest) per reward.
-    window: once `observe_pairs` was called (see `Twins`), p_k is measured on those of the
-        last `window` epochs instead, and counts as far as they are believed.
+    window: once `observe_pairs` was called (see `PairedScores`), p_k is measured on those of the
+        last `window` epochs instead, shrunk by its standard error and the trust in it.
 
-    redundancy: power q of the rewards' agreement, by which a crowd that agrees shares two votes,
-        which multiply c_k, and one that most oppose is not believed (see `Redundancy`); 0: off.
+    redundancy: power q of the redundancy weights that multiply c_k; a reward that more rewards
+        oppose than support gets almost none (see `Redundancy`); 0: off.
     gate: unlearnable rewards make no progress and would absorb weight. From 30
         observations on, a reward's p_k counts only as far as it responds: with z the move of R̄_k
         in standard errors (noise from successive differences of the batch means),
@@ -72,9 +72,9 @@ class Progress(FreeRule):
         warmup: PositiveInt = Field(
             default=5, description="Steps whose mean is R(0); uniform until then."
         )
-        twins: Count = Field(
+        paired: Count = Field(
             default=36,
-            description="Pictures of an epoch that the base draws too, from the same seeds: "
+            description="Pictures per epoch that the base draws too, from the same seeds: "
             "progress is measured on these paired samples; 0: on the batches' means.",
         )
         window: PositiveInt = Field(
@@ -110,7 +110,7 @@ class Progress(FreeRule):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         o = self.options
-        self.twins = Twins(o.window)
+        self.scores = PairedScores(o.window)
         self.redundancy: Redundancy | None = None
         self._ranges = None if o.ranges is None else np.array(o.ranges, dtype=np.float64)
         if o.units == "range" and self._ranges is None:
@@ -124,9 +124,9 @@ class Progress(FreeRule):
             raise MarbleError("progress: each range is (lowest, highest), finite and in order.")
         self._begin(0)
 
-    @property
-    def paired(self) -> int:
-        return int(self.options.twins)
+    @classmethod
+    def pairs(cls, options: Any) -> int:
+        return int(options.paired)
 
     @property
     def beta(self) -> float:
@@ -171,7 +171,7 @@ class Progress(FreeRule):
         """Progress is measured by paired samples from now on."""
         if len(self._seen) == 0:
             self._begin(len(now_Kn))
-        self.twins.add(now_Kn, base_Kn)
+        self.scores.add(now_Kn, base_Kn)
         return {"progress": self.progress(), "progress_trust": self.trust()}
 
     def _begin(self, k: int) -> None:
@@ -185,8 +185,8 @@ class Progress(FreeRule):
 
     def progress(self) -> Array:
         """p_k, NaN while unknown."""
-        if self.twins:
-            return self.twins.measured().p_K
+        if self.scores:
+            return self.scores.measured().p_K
         if self.options.units == "std":
             unit = np.sqrt(self._variance)
         else:
@@ -209,22 +209,28 @@ class Progress(FreeRule):
         return np.asarray(np.where(self._seen >= _GATE_AFTER, certain, 1.0))
 
     def trust(self) -> Array:
-        """0 to 1, how far a reward is believed: by its twins, and as far as it is not outvoted."""
-        heard = np.ones(len(self._seen)) if self.redundancy is None else self.redundancy.heard_K
-        return heard * self.twins.measured().trust_K if self.twins else heard
+        """0 to 1: trust by paired scores, times support by the other rewards."""
+        support = np.ones(len(self._seen))
+        if self.redundancy is not None:
+            support = self.redundancy.support_K
+        return support * self.scores.measured().trust_K if self.scores else support
 
     def doubts(self, names: Sequence[str], epoch: int) -> list[str]:
-        """Rewards that hardly count, and why: once the window is full, then now and then."""
+        """Rewards with almost no weight, and why: once the window is full, then now and then."""
         since = epoch - self.options.window
         if len(self._seen) == 0 or since < 0 or since % _REMIND_EVERY:
             return []
-        outvoted = np.zeros(len(names), dtype=bool)
+        opposed = np.zeros(len(names), dtype=bool)
         if self.redundancy is not None:
-            outvoted = self.redundancy.heard_K <= _LEAST_TRUST
-        noise = (self.trust() <= _LEAST_TRUST) & ~outvoted
+            opposed = self.redundancy.support_K <= _LEAST_TRUST
+        noise = (self.trust() <= _LEAST_TRUST) & ~opposed
         told = [
-            (outvoted, "wants the opposite of what several others want, and is outvoted"),
-            (noise, "looks like noise: it does not know a picture's twin again"),
+            (opposed, "is opposed by more rewards than support it (cosines of advantages)"),
+            (
+                noise,
+                "looks like noise (its scores of a trained picture and of the base's picture of "
+                "the same prompt and seed are uncorrelated)",
+            ),
         ]
         return [
             f"Reward {name} {why}: it keeps {_LEAST_TRUST:.0%} of its weight."
@@ -234,11 +240,11 @@ class Progress(FreeRule):
         ]
 
     def judged(self, k: int) -> Array:
-        """p_k as it counts: unknown, unresponsive, noisy or outvoted ones moved to the average."""
+        """p_k as it counts: unknown, unresponsive, noisy or opposed ones moved to the average."""
         if len(self._seen) == 0:
             return np.zeros(k)
-        if self.twins:
-            measured = self.twins.measured()
+        if self.scores:
+            measured = self.scores.measured()
             return shrunk(measured.p_K, measured.error_K, self.trust())
         p = self.progress()
         gate = np.where(np.isnan(p), 0.0, self.response() * self.trust())
@@ -254,7 +260,7 @@ class Progress(FreeRule):
         p = self.judged(len(preference))
         weight = preference * np.exp(-self.beta * (p - p.min()))
         if self.redundancy is not None:
-            weight = weight * self.redundancy.votes_K
+            weight = weight * self.redundancy.weight_K
         if len(self._seen):
             weight = weight * np.maximum(self.trust(), _LEAST_TRUST)
         return np.asarray(weight / weight.sum())
@@ -265,8 +271,8 @@ class Progress(FreeRule):
         if len(self._seen) == 0:
             return {}
         kept = {key: to_json(getattr(self, f"_{key}")) for key in self._STATE}
-        votes = {} if self.redundancy is None else self.redundancy.state_dict()
-        return kept | {"twins": self.twins.state_dict(), "redundancy": votes}
+        cosines = {} if self.redundancy is None else self.redundancy.state_dict()
+        return kept | {"pairs": self.scores.state_dict(), "redundancy": cosines}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._begin(0)
@@ -275,6 +281,6 @@ class Progress(FreeRule):
         for key in self._STATE:
             if key in state:
                 setattr(self, f"_{key}", from_json(state[key]))
-        self.twins.load_state_dict(state.get("twins", {}))
+        self.scores.load_state_dict(state.get("pairs", state.get("twins", {})))
         if self.redundancy is not None and state.get("redundancy"):
             self.redundancy.load_state_dict(state["redundancy"])

@@ -1,4 +1,4 @@
-"""Votes: a crowd of rewards that say the same has two, one that most others oppose none."""
+"""Redundancy weights: rewards that agree share a total weight of two."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 
 from ._linalg import Array, from_json, to_json
 
-# What a crowd has: a second opinion counts, a third adds nothing.
-_CROWD = 2.0
-# A reward is outvoted where so many times more oppose it than agree with it, itself among them.
-_OUTVOTED = 1.5
+# Total weight of rewards that agree: a second one counts in full, a third adds nothing.
+_TOTAL = 2.0
+# Support reaches 0 where the opposition is so many times the agreement (itself included).
+_OPPOSED = 1.5
 
 
 class Redundancy:
-    """Follows how far the rewards' advantages agree, and what vote that leaves to each.
+    """Running cosines of the rewards' advantages, and the weights that follow from them.
 
-        v_k = min(1, 2 / Σ_j max(0, C_kj)^q),   C the advantages' cosines, averaged over steps
+        w_k = min(1, 2 / Σ_j max(0, C_kj)^q),   C the advantages' cosines, averaged over steps
 
-    n copies of a reward get 2/n each; a pair and rewards that have nothing in common keep theirs.
-    Two that oppose each other keep theirs too, but one that opposes several is heard less:
+    n copies of a reward get a weight of 2/n each; two copies, and uncorrelated rewards, keep 1.
+    A reward that opposes several others has less support:
 
-        h_k = 1 while Σ_j max(0, −C_kj)^q ≤ Σ_j max(0, C_kj)^q, 0 from 1.5 times as much on
+        s_k = 1 while Σ_j max(0, −C_kj)^q ≤ Σ_j max(0, C_kj)^q, 0 from 1.5 times as much on
 
-    It could only be served by taking from all of these, and would lag for ever. Advantages are
-    known for every picture and cost nothing.
+    It could only gain at the cost of all these, and would lag for ever. Two rewards that oppose
+    each other keep their support. Advantages are known anyway, so this costs nothing.
     """
 
     def __init__(self, k: int, power: float, decay: float = 0.9) -> None:
@@ -48,13 +48,13 @@ class Redundancy:
         self._seen_KK = self._seen_KK + told
 
     @property
-    def votes_K(self) -> Array:
-        return np.asarray(np.minimum(1.0, _CROWD / self._with_K(1.0)))
+    def weight_K(self) -> Array:
+        return np.asarray(np.minimum(1.0, _TOTAL / self._with_K(1.0)))
 
     @property
-    def heard_K(self) -> Array:
+    def support_K(self) -> Array:
         ratio = self._with_K(-1.0) / self._with_K(1.0)
-        return np.asarray(np.clip((_OUTVOTED - ratio) / (_OUTVOTED - 1.0), 0.0, 1.0))
+        return np.asarray(np.clip((_OPPOSED - ratio) / (_OPPOSED - 1.0), 0.0, 1.0))
 
     def _with_K(self, sign: float) -> Array:
         """How many rewards agree with each, itself among them, or oppose it."""

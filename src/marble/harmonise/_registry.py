@@ -45,6 +45,7 @@ _ALL: tuple[type[Rule], ...] = (
     Steerable,
 )
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in _ALL}
+DEFAULT = Marble.name
 
 
 def rule_class(name: str) -> type[Rule]:

@@ -51,8 +51,15 @@ class Rule(ABC):
     """Whether `rewards.NAME.priority` reaches the rule as its preference."""
     merges: ClassVar[Literal["rewards", "advantages"] | None] = None
     """Rewards are summed before any gradient: their scores, or their advantages."""
-    gated: ClassVar[bool] = False
-    """Whether the caller says which rewards take part in which step."""
+    chosen_by: ClassVar[Literal["reward", "stages"] | None] = None
+    """The part of a recipe's `balance` that says which rewards take part in which step, where it
+    is for the caller to say."""
+    shorthand: ClassVar[str | None] = None
+    """The option that a field of the rule's name in a recipe's `balance` stands for."""
+    fixes: ClassVar[Mapping[str, Any] | None] = None
+    """Fields of a recipe's `balance` that it comes with; all others are at their defaults then."""
+    halves: ClassVar[bool] = False
+    """Whether two rewards get α = (½, ½) whatever their gradients are."""
     saved_as: ClassVar[str | None] = None
     """Its name in checkpoints, where that is another rule's."""
 
@@ -69,10 +76,15 @@ class Rule(ABC):
         if "normalise" in self.Options.model_fields:
             self.normalise = self.options.normalise
 
-    @property
-    def paired(self) -> int:
+    @classmethod
+    def pairs(cls, options: Any) -> int:
         """How many of an epoch's pictures it wants drawn by the base too, for `observe_pairs`."""
         return 0
+
+    @property
+    def paired(self) -> int:
+        """`pairs` of its own options."""
+        return self.pairs(self.options)
 
     def gate(self, k: int, seed: int) -> Gate | None:
         """Which rewards take part in a step; None: all of them."""
@@ -94,7 +106,7 @@ class Rule(ABC):
         return {}
 
     def doubts(self, names: Sequence[str], epoch: int) -> list[str]:
-        """Sentences on rewards that hardly count, when it is time for a reminder."""
+        """Sentences on rewards with almost no weight, when it is time for a reminder."""
         return []
 
     def state_dict(self) -> dict[str, Any]:

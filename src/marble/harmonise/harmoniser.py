@@ -14,7 +14,7 @@ from ._ema import update_ema
 from ._harmony import harmony
 from ._linalg import Array, cosines, from_json, spread, to_json
 from ._options import check_names, floors_K, groups_K, named_options, priorities_K
-from ._registry import get_rule
+from ._registry import DEFAULT, get_rule
 from ._rule import FreeRule, GramRule, Rule, check_gram
 from ._schedule import Schedule
 from ._solution import Solution
@@ -46,7 +46,7 @@ class Harmoniser:
 
     def __init__(
         self,
-        method: str = "marble",
+        method: str = DEFAULT,
         names: Sequence[str] = (),
         *,
         n: int = 10,
@@ -248,7 +248,7 @@ class Harmoniser:
         return found
 
     def doubts(self, epoch: int) -> list[str]:
-        """Which rewards hardly count, and why, when it is time to say so."""
+        """Which rewards have almost no weight, and why, when it is time to say so."""
         return [line for rule in self.observers for line in rule.doubts(self.names, epoch)]
 
     # -- state ----------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ class Jacobian:
     # -- the step -------------------------------------------------------------------------
 
     def reduce(self, group: dist.ProcessGroup | None = None) -> None:
-        """Sums the accumulators over ranks, once a step; without a process group, nothing."""
+        """Sums the accumulators over ranks, once per step; without a process group, nothing."""
         self._faults.check()
         if not (dist.is_available() and dist.is_initialized()):
             return

@@ -181,7 +181,7 @@ class Adapter(ABC):
         init: str = "gaussian",
         seed: int = 0,
     ) -> None:
-        """Adds the trained adapter `default` and its frozen twin `old`, equal at the start."""
+        """Adds the trained adapter `default` and its frozen copy `old`, equal at the start."""
         lora.add_adapters(
             self.transformer,
             rank=rank,

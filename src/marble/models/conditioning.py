@@ -43,7 +43,10 @@ class Conditioning:
         return self._with({k: v[index] for k, v in self.tensors.items()}, counts)
 
     def to(self, device: str | torch.device) -> Conditioning:
-        return self._with({k: v.to(device) for k, v in self.tensors.items()}, self.counts)
+        # To a GPU without waiting for it; a copy from one must be there when it is read.
+        away = torch.device(device).type != "cpu"
+        moved = {k: v.to(device, non_blocking=away) for k, v in self.tensors.items()}
+        return self._with(moved, self.counts)
 
     def trimmed(self) -> Conditioning:
         """Without the padding that all of these samples share.

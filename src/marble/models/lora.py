@@ -33,7 +33,7 @@ State = dict[str, Tensor]
 def add_adapters(
     model: Any, *, rank: int, alpha: float, targets: Sequence[str], init: str, seed: int
 ) -> None:
-    """Freezes `model` and adds `default` (trainable, fp32) and its twin `old` (frozen)."""
+    """Freezes `model` and adds `default` (trainable, fp32) and its frozen copy `old`."""
     if getattr(model, "peft_config", None):
         raise MarbleError("the model has LoRA adapters already")
     model.requires_grad_(False)

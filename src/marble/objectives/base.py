@@ -28,7 +28,7 @@ class ObjectiveOptions(Section):
     """Options that every objective has; its own `Options` adds to them."""
 
     name: str = Field(
-        default="nft",
+        default="",
         description="The loss: a built-in one (docs/engine.md) or your own as `module:Class`.",
     )
     a_max: Positive = Field(default=5.0, description="Advantages count up to this size.")
@@ -40,7 +40,7 @@ class ObjectiveOptions(Section):
     )
     kl_every: PositiveInt = Field(
         default=1,
-        description="Compute the KL on every m-th timestep and weight it by m (unbiased).",
+        description="Compute the KL on every m-th micro-batch and weight it by m (unbiased).",
     )
 
 

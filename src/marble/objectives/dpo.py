@@ -85,7 +85,7 @@ class DPO(Objective):
             ("data.images_per_prompt", recipe.data.images_per_prompt),
             ("train.batch_size", recipe.train.batch_size),
         ):
-            if value % 2:
+            if value is not None and value % 2:
                 yield f"{key}: objective dpo compares pairs of pictures; give an even number"
         if recipe.train.steps_per_epoch > recipe.samples_per_epoch // 2:
             yield (

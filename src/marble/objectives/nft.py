@@ -17,6 +17,7 @@ MIN_ADAPTIVE_WEIGHT = 1e-5
 
 
 class Options(ObjectiveOptions):
+    name: str = Field(default="nft", description=ObjectiveOptions.model_fields["name"].description)
     form: Literal["adaptive", "plain"] = Field(
         default="adaptive",
         description="`nft`: self-normalised loss as trained in public code, or the equation.",

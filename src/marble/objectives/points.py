@@ -18,7 +18,7 @@ def noised(drawn: Drawn, sigmas: Tensor, *, seed: int, inner: int, count: int) -
 
     def at(j: int, chosen: slice) -> Point:
         x_0 = drawn.latents[chosen]
-        sigma = levels[j, chosen].to(x_0)
+        sigma = levels[j, chosen].to(x_0, non_blocking=True)
         noise = pair_noise(drawn.samples[chosen], x_0, seed, inner, j)
         s = column(sigma, x_0)
         return Point((1 - s) * x_0 + s * noise, sigma, x_0, noise)
@@ -54,4 +54,4 @@ def pair_noise(samples: Sequence[Sample], like: Tensor, seed: int, inner: int, j
         )
         generator.manual_seed(int(key[0] >> 1))
         parts.append(torch.randn(like.shape[1:], generator=generator))
-    return torch.stack(parts).to(like)
+    return torch.stack(parts).to(like, non_blocking=True)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from marble.objectives.base import Objective
+from marble.objectives.nft import NFT as Default
+from marble.objectives.nft import Options as DefaultOptions
 from marble.plugins import find
+
+__all__ = ["DEFAULT", "OBJECTIVES", "Default", "DefaultOptions", "objective_class"]
 
 OBJECTIVES = {
     "nft": "marble.objectives.nft:NFT",
@@ -11,6 +15,8 @@ OBJECTIVES = {
     "grpo": "marble.objectives.grpo:GRPO",
     "dpo": "marble.objectives.dpo:DPO",
 }
+DEFAULT = Default.name
+"""What a recipe that names none trains with."""
 
 
 def objective_class(name: str) -> type[Objective]:

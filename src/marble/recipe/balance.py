@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from marble.errors import MarbleError
-from marble.harmonise import RULES, GramRule, Progress, Rule, rule_class
+from marble.harmonise import DEFAULT, RULES, GramRule, Progress, Rule, rule_class
 from marble.recipe.base import (
     Count,
     Decay,
@@ -21,18 +21,8 @@ from marble.recipe.base import (
 
 METHODS: tuple[str, ...] = tuple(RULES)
 GRAM_METHODS: tuple[str, ...] = tuple(n for n, rule in RULES.items() if issubclass(rule, GramRule))
-#: `method: marble-paper` comes with these and nothing else, whatever the defaults become.
-#: A reward that tells no samples apart stays in the solve, as in the published code.
-PAPER = {
-    "every": 10,
-    "rho": 0.7,
-    "amortise": "paper",
-    "target": "full",
-    "metric": "plain",
-    "drop_silent": False,
-}
-#: What belongs to other methods or only measures: of no consequence to the rule.
-_HARMLESS = ("method", "heldout_half", "dropout", "reward", "stages", "progress")
+#: What belongs to other methods or only measures: of no consequence to a rule that `fixes` all.
+_HARMLESS = ("method", "heldout_half", "reward", "stages", *METHODS)
 
 
 class Reward(Section):
@@ -124,7 +114,7 @@ class Stage(Section):
 
 class Balance(Section):
     method: str = Field(
-        default="marble",
+        default=DEFAULT,
         description=f"How rewards are combined: {', '.join(METHODS)}; your own as `module:Class`.",
     )
     options: dict[str, Any] = Field(
@@ -199,20 +189,27 @@ class Balance(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_published(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("method") != "marble-paper":
+        if not isinstance(data, dict) or not isinstance(data.get("method"), str):
+            return data
+        try:
+            rule = rule_class(data["method"])
+        except MarbleError:  # told below
+            return data
+        if rule.fixes is None:
             return data
         published = {
-            name: PAPER.get(name, field.get_default(call_default_factory=True))
+            name: rule.fixes.get(name, field.get_default(call_default_factory=True))
             for name, field in cls.model_fields.items()
             if name not in _HARMLESS
         }
         for key, value in published.items():
             if data.get(key, value) != value:
+                loose = ", ".join(base.name for base in rule.__bases__ if issubclass(base, Rule))
                 raise ValueError(
-                    f"marble-paper is the rule as published, with {key}: {value}; to change it "
-                    "take method: marble"
+                    f"{rule.name} is the rule as published, with {key}: {value}; to change it "
+                    f"take method: {loose}"
                 )
-        return {**data, **PAPER}
+        return {**data, **rule.fixes}
 
     @model_validator(mode="after")
     def _method_is_known(self) -> Balance:
@@ -221,26 +218,35 @@ class Balance(Section):
         except MarbleError as error:
             raise ValueError(f"method: {error}") from None
         try:
-            rule.read_options(
-                {k: v for k, v in self.rule_options.items() if not isinstance(v, dict)}
-            )
+            rule.read_options(self._plain_options)
         except MarbleError as error:
             raise ValueError(f"options: {error}") from None
         return self
+
+    @property
+    def _plain_options(self) -> dict[str, Any]:
+        """Those that do not name rewards, which are known only to the whole recipe."""
+        return {k: v for k, v in self.rule_options.items() if not isinstance(v, dict)}
 
     @property
     def rule_options(self) -> dict[str, Any]:
         """The method's own options: a section of its name, if there is one, and `options`."""
         section = getattr(self, self.method, None)
         own = section.model_dump() if isinstance(section, Section) else {}
-        if self.method == "dropout":
-            own = {"rate": self.dropout}
+        if self.rule.shorthand is not None and section is not None:
+            own = {self.rule.shorthand: section}
         return own | self.options
 
     @property
     def rule(self) -> type[Rule]:
         """The class of the method."""
         return rule_class(self.method)
+
+    @property
+    def pairs(self) -> int:
+        """How many of an epoch's pictures the base draws too, for a method that compares them."""
+        own = self.rule.pairs(self.rule.read_options(self._plain_options))
+        return max(own, Progress.pairs(self.progress) if self.hybrid != "none" else 0)
 
     @property
     def uses_gram(self) -> bool:

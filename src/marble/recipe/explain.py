@@ -14,6 +14,7 @@ from marble.recipe.schema import Recipe
 _ELSEWHERE = {
     "balance.weights": "rewards.NAME.weight",
     "balance.n": "balance.every",
+    "balance.progress.twins": "now balance.progress.paired",
     "rewards.priority": "balance.priorities",
     "train.lr": "optim.lr",
     "train.max_steps": "train.steps",

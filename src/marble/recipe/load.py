@@ -1,12 +1,10 @@
-"""Recipes from files: names, inheritance, dotted overrides."""
+"""Recipes from files: inheritance, dotted overrides."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +14,13 @@ from marble.errors import MarbleError, RecipeError
 from marble.plugins import guarded
 from marble.recipe.balance import Rewards
 from marble.recipe.explain import explain, nearest
+from marble.recipe.files import chain, find, placed
 from marble.recipe.schema import Recipe, recipe_class
 from marble.recipe.trust import guard_of
-from marble.recipe.yamlio import parse, read
+from marble.recipe.yamlio import parse
 
 MOST_PARTS = 20
 """Parts of a dotted override; no field is that deep."""
-
-
-def list_recipes() -> dict[str, str]:
-    """Names of the recipes that ship with marble, and a line on each."""
-    found = {}
-    for path in sorted(_shipped().glob("*.yaml")):
-        raw = parse(path.read_text(encoding="utf-8"), path.name)
-        found[path.stem] = str(raw.get("description", ""))
-    return found
 
 
 def load_recipe(
@@ -46,8 +36,8 @@ def load_recipe(
     An objective or a rule of one's own is imported here. Where a run folder names it, only if
     this account has trained with it, or with `trust`.
     """
-    path = _find(str(name_or_path))
-    raw = _read(path, seen=())
+    path = find(str(name_or_path))
+    raw = _merged(chain(path))
     raw["name"] = raw.get("name", re.sub(r"^\.+|[\\\x00-\x1f\x7f]", "", path.stem)[:100])
     with guarded(guard_of(name_or_path, overrides, trust)):
         return recipe_from(raw, overrides, where=str(name_or_path))
@@ -70,80 +60,15 @@ def recipe_from(
         raise RecipeError(f"{where}: {explain(error, merged, model)}") from None
 
 
-def _shipped() -> Path:
-    return Path(str(resources.files("marble"))) / "recipes"
-
-
-def _find(name: str, beside: Path | None = None) -> Path:
-    # A name that no file can have (too long, ~nobody) is the name of none.
-    with suppress(OSError, RuntimeError, ValueError):
-        shipped = _shipped() / f"{name}.yaml"
-        if shipped.is_file():
-            return shipped
-        path = Path(name).expanduser()
-        if beside is not None and not path.is_absolute():
-            path = beside / path
-        if path.is_file():
-            return path
-        if path.is_dir() and (path / "config.yaml").is_file():
-            return path / "config.yaml"
-    known = list_recipes()
-    near = _misspelt(name) or nearest(name, known)
-    hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
-    raise RecipeError(f"no recipe or file called '{name}'; {hint}")
-
-
-def _misspelt(name: str) -> str | None:
-    """A recipe file in the same folder whose name differs by its ending or a letter or two."""
-    try:
-        path = Path(name).expanduser()
-        there = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
-    except (OSError, RuntimeError, ValueError):
-        return None
-    same = [name for name in there if Path(name).stem == path.stem]
-    close = same[0] if same else nearest(path.name, there)
-    return None if close is None else str(path.parent / close)
-
-
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's data laid over what it extends."""
-    path = path.resolve()
-    if path in seen:
-        loop = " → ".join(p.name for p in (*seen, path))
-        raise RecipeError(f"{path.name}: recipes extend each other in a circle ({loop})")
-    raw = read(path)
-    if not isinstance(raw, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of sections, not {type(raw).__name__}")
-    if "rewards" in raw:
-        raw["rewards"] = _placed(raw["rewards"], path.parent)
-    parent = raw.pop("extends", None)
-    if parent is None:
-        return _layer({}, raw, str(path))
-    if not isinstance(parent, str):
-        raise RecipeError(f"{path}: extends: must be the name or path of one recipe")
-    base = _read(_find(parent, beside=path.parent), (*seen, path))
-    # The child is another recipe: it does not answer to its parent's name.
-    base.pop("name", None)
-    base.pop("description", None)
-    return _layer(base, raw, str(path))
-
-
-def _placed(value: Any, folder: Path, named: bool = False) -> Any:
-    """The same with the whole path in every reward `file.py:callable` of it, so that the recipe
-    that a run keeps works from anywhere. `named`: the value is a reward's own."""
-    if isinstance(value, dict):
-        return {
-            key: inner if key == "options" else _placed(inner, folder, key == "reward")
-            for key, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [_placed(inner, folder) for inner in value]
-    file, _, attribute = value.rpartition(":") if isinstance(value, str) and named else ("", "", "")
-    if not file.endswith(".py"):
-        return value
-    given = Path(file).expanduser()
-    beside, here = folder / given, Path.cwd() / given
-    return f"{here if here.is_file() and not beside.is_file() else beside}:{attribute}"
+def _merged(files: Sequence[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
+    """Every file's data laid over what it extends."""
+    merged: dict[str, Any] = {}
+    for path, raw in reversed(files):
+        # The child is another recipe: it does not answer to its parent's name.
+        merged.pop("name", None)
+        merged.pop("description", None)
+        merged = _layer(merged, raw, str(path))
+    return merged
 
 
 def _layer(base: dict[str, Any], top: dict[str, Any], where: str) -> dict[str, Any]:
@@ -218,7 +143,7 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
         raise RecipeError(f"'{text}': an override looks like section.key=value")
     parsed = parse(value, f"override {key}")
     if parts[0] == "rewards":
-        parsed = _placed(parsed, Path.cwd(), named=parts[-1] == "reward")
+        parsed = placed(parsed, Path.cwd(), named=parts[-1] == "reward")
     if parts[0] == "extends":
         raise RecipeError("extends: name the recipe to start from instead of overriding it")
     if parts[0] == "rewards" and len(parts) > 2 and parts[1] not in Rewards.model_fields:

@@ -19,9 +19,9 @@ def notes(recipe: Recipe) -> list[str]:
 
 
 def halves(recipe: Recipe) -> bool:
-    """Whether α is (½, ½) throughout: the published rule with two rewards and nothing else."""
+    """Whether α is (½, ½) throughout: such a rule with two rewards and nothing else."""
     balance = recipe.balance
     priorities = set(balance.priorities.values()) or {1.0}
     alike = len(priorities) == 1 and len(balance.priorities) in (0, 2)
     steered = bool(balance.snr) or balance.hybrid != "none" or bool(balance.floors)
-    return balance.method == "marble" and len(recipe.rewards.train) == 2 and alike and not steered
+    return balance.rule.halves and len(recipe.rewards.train) == 2 and alike and not steered

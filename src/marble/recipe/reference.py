@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from marble.harmonise import RULES, Progress
+from marble.harmonise import RULES
 from marble.objectives import OBJECTIVES, objective_class
-from marble.objectives.nft import Options as NFTOptions
+from marble.objectives.registry import DefaultOptions
+from marble.recipe.balance import Balance
 from marble.recipe.schema import Recipe
 
 
@@ -49,12 +50,13 @@ def _beside(path: str) -> list[FieldDoc]:
     if path == "objective":
         for name in OBJECTIVES:
             options = objective_class(name).Options
-            new = [f for f in options.model_fields if f not in NFTOptions.model_fields]
+            new = [f for f in options.model_fields if f not in DefaultOptions.model_fields]
             changed = [f for f in options.model_fields if f not in new and _differs(options, f)]
             found.append((f"{{}} (name: {name})", options, [*new, *changed]))
     elif path == "balance.options":
         for name, rule in RULES.items():
-            if rule is not Progress:  # those are balance.progress
+            field = Balance.model_fields.get(name)
+            if field is None or _section(field.annotation)[0] is None:  # else they are there
                 found.append((f"{{}} (method: {name})", rule.Options, rule.Options.model_fields))
     return [
         FieldDoc(
@@ -70,7 +72,7 @@ def _beside(path: str) -> list[FieldDoc]:
 
 def _differs(options: type[BaseModel], field: str) -> bool:
     """Whether it means something else here, or has another default."""
-    own, usual = options.model_fields[field], NFTOptions.model_fields[field]
+    own, usual = options.model_fields[field], DefaultOptions.model_fields[field]
     return field != "name" and (own.description, own.default) != (usual.description, usual.default)
 
 

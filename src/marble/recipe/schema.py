@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import Field, create_model, model_validator
 
 from marble.errors import MarbleError
-from marble.harmonise import Steerable
+from marble.harmonise import RULES, Steerable
 from marble.objectives import objective_class
 from marble.objectives.base import ObjectiveOptions
-from marble.objectives.nft import Options as NFTOptions
+from marble.objectives.registry import DEFAULT, DefaultOptions
 from marble.recipe.balance import Balance, Reward, Rewards, Stage
 from marble.recipe.base import FolderName, Section
 from marble.recipe.sections import Data, Eval, Log, Model, Optim, Rollout, Train
@@ -28,7 +28,7 @@ class Recipe(Section):
     data: Data = Field(default=Data(), description="Prompts and groups.")
     rewards: Rewards = Field(default=Rewards(), description="What is good.")
     balance: Balance = Field(default=Balance(), description="How rewards are combined.")
-    objective: NFTOptions = Field(default=NFTOptions(), description="The loss.")
+    objective: DefaultOptions = Field(default=DefaultOptions(), description="The loss.")
     rollout: Rollout = Field(default=Rollout(), description="How pictures are sampled.")
     optim: Optim = Field(default=Optim(), description="Optimiser and weight EMA.")
     train: Train = Field(default=Train(), description="Length, batches, checkpoints.")
@@ -46,14 +46,12 @@ class Recipe(Section):
 
     @property
     def trained_rewards(self) -> list[int]:
-        """Places of the rewards that training is meant to raise: `single` has one."""
-        names, balance = self.rewards.names, self.balance
-        if balance.method == "single":
-            return [names.index(balance.reward or names[0])]
-        return list(range(len(names)))
+        """Places of the rewards that training is meant to raise."""
+        names, chosen = self.rewards.names, self.balance.reward
+        return list(range(len(names))) if chosen is None else [names.index(chosen)]
 
     def stages(self) -> list[tuple[int, Stage]]:
-        """(first step, stage) of a sequential run; stages without `steps` share what is left."""
+        """(first step, stage) in order; stages without `steps` share what is left."""
         stages = self.balance.stages
         fixed = sum(stage.steps or 0 for stage in stages)
         open_ended = [i for i, stage in enumerate(stages) if stage.steps is None]
@@ -74,6 +72,10 @@ class Recipe(Section):
         """The resolved recipe as YAML; `load_recipe` of it gives an equal recipe."""
         return dump(self.model_dump(mode="json"), allow_unicode=True, width=100)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For other processes: its class may be one that is made for its objective."""
+        return _from_data, (self.model_dump(mode="json"),)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Recipe:
         problem = next(_problems(self), None)
@@ -85,15 +87,19 @@ class Recipe(Section):
 def recipe_class(raw: dict[str, Any]) -> type[Recipe]:
     """The class for a recipe's data: its `objective` section is declared beside the objective."""
     section = raw.get("objective")
-    name = section.get("name", "nft") if isinstance(section, dict) else "nft"
+    name = section.get("name", DEFAULT) if isinstance(section, dict) else DEFAULT
     if not isinstance(name, str):
         return Recipe
     return _with_objective(objective_class(name).Options)
 
 
+def _from_data(raw: dict[str, Any]) -> Recipe:
+    return recipe_class(raw).model_validate(raw)
+
+
 @cache
 def _with_objective(options: type[ObjectiveOptions]) -> type[Recipe]:
-    if options is NFTOptions:
+    if options is DefaultOptions:
         return Recipe
     field = Field(default=options(), description="The loss.")
     return create_model("Recipe", __base__=Recipe, objective=(options, field))
@@ -154,9 +160,10 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
             yield f"rewards.{reward.name}.priority: {balance.method} has none; use {instead}"
     progress = balance.progress
     used = isinstance(getattr(balance, balance.method, None), Section) or balance.hybrid != "none"
-    if used and progress.twins and (progress.units != "std" or progress.gate):
+    if used and progress.paired and (progress.units != "std" or progress.gate):
         key = "gate" if progress.gate else "units"
-        yield f"balance.progress.{key}: is for progress by batch means; set progress.twins to 0"
+        remedy = "set progress.paired to 0"
+        yield f"balance.progress.{key}: is for progress by batch means; {remedy}"
     for key, off in (("hybrid", "none"), ("snr", 0.0)):
         if getattr(balance, key) != off and not balance.uses_gram:
             yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
@@ -172,19 +179,20 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
             if name in member_of:
                 yield f"balance.groups: '{name}' is in both {member_of[name]} and {group}"
             member_of[name] = group
-    if balance.method == "single":
-        if balance.reward is None:
-            yield f"balance.reward: method single needs one of: {', '.join(names)}"
-        elif balance.reward not in names:
-            yield f"balance.reward: {_unknown(balance.reward, names, 'training reward')}"
-    elif balance.reward is not None:
-        yield f"balance.reward: is for method single; this one is {balance.method}"
+    needed = {
+        "reward": f"one of: {', '.join(names)}",
+        "stages": "stages, e.g. [{rewards: [ocr]}, {}]",
+    }
+    for key, what in needed.items():
+        if balance.rule.chosen_by == key and not getattr(balance, key):
+            yield f"balance.{key}: method {balance.method} needs {what}"
+        elif balance.rule.chosen_by != key and getattr(balance, key):
+            those = ", ".join(name for name, rule in RULES.items() if rule.chosen_by == key)
+            yield f"balance.{key}: is for method {those}; this one is {balance.method}"
+    if balance.reward is not None and balance.reward not in names:
+        yield f"balance.reward: {_unknown(balance.reward, names, 'training reward')}"
     if issubclass(balance.rule, Steerable):
         yield from _slider_problems(recipe, balance.rule)
-    if balance.stages and balance.method != "sequential":
-        yield f"balance.stages: is for method sequential; this one is {balance.method}"
-    if balance.method == "sequential" and not balance.stages:
-        yield "balance.stages: method sequential needs stages, e.g. [{rewards: [ocr]}, {}]"
     for i, stage in enumerate(balance.stages):
         for name in stage.rewards or []:
             if name not in names:

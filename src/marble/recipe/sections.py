@@ -119,7 +119,7 @@ class OldDecay(Section):
     """d(n) = min(initial + rate · max(0, n − start), cap); v_old ← d·v_old + (1−d)·v_θ."""
 
     initial: Decay = Field(default=0.0, description="Decay at the first epoch.")
-    rate: NonNegative = Field(default=0.001, description="Growth of the decay an epoch.")
+    rate: NonNegative = Field(default=0.001, description="Growth of the decay per epoch.")
     start: Count = Field(default=0, description="Epoch after which the decay grows.")
     cap: Decay = Field(default=0.5, description="Largest decay.")
 
@@ -193,7 +193,11 @@ class Optim(Section):
 class Train(Section):
     steps: PositiveInt = Field(default=1000, description="Optimiser steps.")
     seed: Seed = Field(default=0, description="Seed of everything random in the run.")
-    batch_size: PositiveInt = Field(default=9, description="Samples of a micro-batch on a device.")
+    batch_size: PositiveInt | None = Field(
+        default=9,
+        description="Samples of a micro-batch on a device; null: as many as its memory holds, 36 "
+        "at most.",
+    )
     steps_per_epoch: PositiveInt = Field(
         default=1, description="Optimiser steps an epoch's samples are split into."
     )

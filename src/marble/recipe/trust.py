@@ -3,7 +3,7 @@
 A recipe can name Python code: a reward, an objective, a rule. It is a program. One that somebody
 names on the command line is theirs to run. A run folder is data that travels, and its `config.yaml`
 is a recipe too; so code that it names runs only if this account has trained with it before, or on
-`--trust`.
+`--trust`. A recipe that extends a run folder has its code from there.
 """
 
 from __future__ import annotations
@@ -18,20 +18,12 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.plugins import Guard
+from marble.recipe.files import chain, find, of_a_run, placed
 from marble.recipe.schema import Recipe
+from marble.recipe.yamlio import parse
 
 #: Modules whose classes are marble's own rewards.
 OURS = "marble.rewards."
-
-
-def is_run_folder(name: str | Path | None) -> bool:
-    """Whether a recipe of that name comes out of a run folder."""
-    if name is None:
-        return False
-    path = Path(name)
-    with suppress(OSError, ValueError):
-        return path.is_dir() or (path.name == "config.yaml" and path.is_file())
-    return False
 
 
 def require_trust(
@@ -47,16 +39,48 @@ def guard_of(origin: str | Path | None, overrides: Sequence[str], trusted: bool)
     """Raises for code that a recipe of this origin must not run unasked."""
 
     def guard(what: str, name: str, options: Any = None) -> None:
-        if trusted or not is_run_folder(origin):
+        if trusted or origin is None:
             return
-        typed = any(name in word for word in overrides)
-        if not typed and not _mark(name, options).exists():
+        run, asked = _foreign(origin)
+        if run is None or name in asked or name in _typed(overrides):
+            return
+        if not _mark(name, options).exists():
+            through = "" if run == find(str(origin)) else f" (which extends {run.parent})"
             raise MarbleError(
-                f"{origin}: its recipe names code that is not marble's, {what}, which this "
-                "account has not trained with; look at it, and add --trust to run it"
+                f"{origin}{through}: its recipe names code that is not marble's, {what}, which "
+                "this account has not trained with; look at it, and add --trust to run it"
             )
 
     return guard
+
+
+def _foreign(origin: str | Path) -> tuple[Path | None, set[str]]:
+    """The run folder's recipe that one of this name is, or extends; None without one. And what
+    the files above it say, which are somebody's own: who names code there has asked for it."""
+    asked: set[str] = set()
+    for path, raw in chain(find(str(origin))):
+        if of_a_run(path):
+            return path, asked
+        asked.update(_texts(raw))
+    return None, asked
+
+
+def _typed(overrides: Sequence[str]) -> set[str]:
+    """What was said on the command line."""
+    found: set[str] = set()
+    for word in overrides:
+        key, _, value = word.partition("=")
+        said = parse(value, f"override {key}")
+        found.update(_texts(placed(said, Path.cwd(), named=key.strip().endswith(".reward"))))
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def refuse_all(origin: str | Path) -> Guard:

@@ -10,7 +10,7 @@ import numpy as np
 from marble.report.folder import Run, read_advantages
 from marble.report.numbers import bin_edges, bin_means, bin_steps, compact, mean, thin
 
-PHASES = ("rollout", "reward", "twins", "train", "refresh", "eval")
+PHASES = ("rollout", "reward", "paired", "train", "refresh", "eval")
 HARMONY = {
     "harmony": "this method's direction",
     "harmony_heldout": "same, on batches not used to solve",
@@ -48,8 +48,8 @@ def training(run: Run, most: int) -> dict[str, Any]:
         "grad_norm": by_reward("grad_norm"),
         "vitals": {k: c for k in ("kl", "old_deviation", "loss") if (c := curve(k))},
         "time": _times(run),
-        "canary": {
-            name: values for name in metrics.names("canary/") if (values := curve(f"canary/{name}"))
+        "drift": {
+            name: values for name in metrics.names("drift/") if (values := curve(f"drift/{name}"))
         },
     }
 

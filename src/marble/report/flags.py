@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from PIL import Image
 
-from marble.evaluation.canaries import canaries
+from marble.evaluation.drift import drift_statistics
 from marble.report.folder import Floats, Picture, Run
 from marble.report.gains import Gain
 from marble.report.numbers import count, figure, mean, percent, sigma
@@ -56,12 +56,10 @@ class Check:
 
 def statistics(pictures: Sequence[Picture]) -> dict[str, Floats]:
     """Each drift statistic over an evaluation's pictures; from the files where not logged."""
-    if not all(picture.canaries for picture in pictures):
+    if not all(picture.drift for picture in pictures):
         return _measured(pictures)
-    names = dict.fromkeys(name for picture in pictures for name in picture.canaries)
-    return {
-        name: np.array([p.canaries[name] for p in pictures if name in p.canaries]) for name in names
-    }
+    names = dict.fromkeys(name for picture in pictures for name in picture.drift)
+    return {name: np.array([p.drift[name] for p in pictures if name in p.drift]) for name in names}
 
 
 def base_range(values: Floats) -> tuple[float, float] | None:
@@ -136,7 +134,7 @@ def _diversity_check(
     was = mean(before.get("diversity", np.empty(0)))
     left = mean(now.get("diversity", np.empty(0)))
     if not (math.isfinite(was) and math.isfinite(left)):
-        curve = run.metrics.get("canary/diversity")[run.metrics.steps <= step]
+        curve = run.metrics.get("drift/diversity")[run.metrics.steps <= step]
         curve = curve[np.isfinite(curve)]
         if len(curve) < 10:
             return None
@@ -195,7 +193,7 @@ def _measured(pictures: Sequence[Picture]) -> dict[str, Floats]:
             pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         by_size.setdefault(pixels.shape[1:], []).append((pixels, sample.prompt))
     parts = [
-        canaries(np.stack([p for p, _ in same]), [prompt for _, prompt in same])
+        drift_statistics(np.stack([p for p, _ in same]), [prompt for _, prompt in same])
         for same in by_size.values()
     ]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -62,7 +62,7 @@ class Picture:
     source: str
     seed: int | None
     scores: dict[str, float]
-    canaries: dict[str, float]
+    drift: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def read_pictures(folder: Path) -> dict[int, Picture]:
                 source=str(entry.get("source") or "unknown"),
                 seed=entry.get("seed"),
                 scores=numbers(entry.get("scores")),
-                canaries=numbers(entry.get("canaries")),
+                drift=numbers(entry.get("drift") or entry.get("canaries")),
             )
     return found
 

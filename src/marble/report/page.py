@@ -24,6 +24,7 @@ from marble.diagnose import diagnose
 from marble.errors import MarbleError
 from marble.evaluation.pareto import hypervolume
 from marble.evaluation.runs import Evaluation
+from marble.harmonise import RULES
 from marble.report import compare, curves, numbers, pictures
 from marble.report.flags import RANGE, WORDS, base_range
 from marble.report.folder import Run, read_run
@@ -42,7 +43,7 @@ SCRIPTS = (
     "tradeoffs.js",
     "pictures.js",
     "sliders.js",
-    "canaries.js",
+    "drift.js",
     "main.js",
 )
 
@@ -88,7 +89,7 @@ def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
         diagnoses=[diagnose(run.record, run.metrics.columns) for run in runs],
         payload=payload,
         steered=any(payload["fronts"]),
-        halves=any(run.method == "marble" and len(run.rewards) == 2 for run in runs),
+        halves=any(map(_halves, runs)),
         comparison=compare.comparison(runs, labels),
         data=Markup(_json(payload)),
         plotly=Markup(plotly),
@@ -122,7 +123,7 @@ def _payload(
                 "gains": [_gains(c) for c in verdict.candidates],
                 "chosen": verdict.chosen.step if verdict.chosen else None,
                 "hypervolume": _hypervolume(verdict),
-                "canaries": _canaries(verdict),
+                "drift": _drift(verdict),
             }
             for run, verdict, label in zip(runs, verdicts, labels)
         ],
@@ -172,7 +173,7 @@ def _hypervolume(verdict: Verdict) -> float | None:
     return numbers.compact([hypervolume(points, np.zeros(points.shape[1])).value])[0]
 
 
-def _canaries(verdict: Verdict) -> dict[str, Any]:
+def _drift(verdict: Verdict) -> dict[str, Any]:
     """Each image statistic at every evaluation, with the base's range."""
     by_step = verdict.statistics
     flags = {(c.step, check.name) for c in verdict.candidates for check in c.flagged}
@@ -189,6 +190,12 @@ def _canaries(verdict: Verdict) -> dict[str, Any]:
                 "flagged": [(s, name) in flags for s in steps],
             }
     return found
+
+
+def _halves(run: Run) -> bool:
+    """Whether its rule gives two rewards the same α throughout; own rules are not looked into."""
+    rule = RULES.get(str(run.method))
+    return rule is not None and rule.halves and len(run.rewards) == 2
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -133,7 +133,7 @@ def rollouts(run: Run, store: Store, budget: int) -> dict[str, Any] | None:
 def by_method(
     runs: Sequence[Run], last: Sequence[Candidate | None], store: Store, budget: int
 ) -> dict[str, Any] | None:
-    """One row a prompt, one column a run: prompts that every run drew from the same seed.
+    """One row per prompt, one column per run: prompts that every run drew from the same seed.
 
     Rows come in the order in which the runs disagree most about the change of the mean score.
     """

@@ -83,7 +83,7 @@ def judge(run: Run) -> Verdict:
     tone, headline = _headline(chosen.trained)
     if chosen.flagged:
         tone = "bad"
-    details = [_held_out(chosen.held), _canaries(chosen), reason, _last(chosen, last)]
+    details = [_held_out(chosen.held), _drift(chosen), reason, _last(chosen, last)]
     return Verdict(tone, headline, [d for d in details if d], chosen, last, candidates, seen)
 
 
@@ -189,7 +189,7 @@ def _held_out(held: Sequence[Gain]) -> str:
     return start + ", ".join(parts) + "."
 
 
-def _canaries(chosen: Candidate) -> str:
+def _drift(chosen: Candidate) -> str:
     if not chosen.checks:
         return ""
     if chosen.flagged:

@@ -13,7 +13,7 @@ import torch
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata, RewardLike
 from marble.rewards.groups import ask
-from marble.rewards.guard import as_failure, contained
+from marble.rewards.guard import as_failure, contained, no_exit
 from marble.rewards.isolated import Gone, Isolated
 
 
@@ -70,7 +70,8 @@ class Caller:
 
         def run() -> None:
             try:
-                box.append(work())
+                with no_exit():
+                    box.append(work())
             except BaseException as caught:  # handed to the waiting thread
                 error.append(as_failure(caught))
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from marble.errors import MarbleError
-from marble.evaluation.canaries import diversity as pixel_diversity
+from marble.evaluation.drift import diversity as pixel_diversity
 from marble.rewards.base import Metadata
 from marble.rewards.clip import ClipReward
 from marble.rewards.clipscore import CLIPScore

@@ -1,7 +1,8 @@
 """What a reward's code may not do to the process it runs in: end it, move it, silence it.
 
 A reward in a process of its own (`rewards.NAME.isolate`) cannot do any of it; this is for the
-others. `os._exit` and a crash below Python still end the process: only isolation survives them.
+others. What ends the process below Python (a crash, `exit` of the C library) only isolation
+survives.
 """
 
 from __future__ import annotations
@@ -11,10 +12,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import torch
 
 from marble.rewards.place import place
+
+leave = os._exit
+"""Ends this process at once: the real one, which a reward's code does not get (`_os_exit`)."""
+_running = threading.local()
+
+
+class Ended(BaseException):
+    """A reward's code called `os._exit`; no `except Exception` of its own is to hide that."""
 
 
 class Relayed(Exception):
@@ -29,7 +39,8 @@ def contained(tell: Callable[[str], None] = lambda text: None) -> Iterator[None]
     """
     before = _Surroundings()
     try:
-        yield
+        with no_exit():
+            yield
     except BaseException as error:
         failure = as_failure(error)
         if failure is error:
@@ -37,6 +48,31 @@ def contained(tell: Callable[[str], None] = lambda text: None) -> Iterator[None]
         raise failure from error
     finally:
         before.restore(tell)
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """In this thread `os._exit` raises, as `sys.exit` does: with status 0, a run that ends in the
+    middle would look like one that went well."""
+    os._exit = _os_exit  # for good: a reward may go on after its deadline, or keep the function
+    outer = getattr(_running, "process", None)
+    _running.process = os.getpid()
+    try:
+        yield
+    finally:
+        _running.process = outer
+
+
+def _os_exit(status: int) -> NoReturn:
+    """`os._exit` once a reward's code has run here. A process that it forked ends as it wants."""
+    if getattr(_running, "process", None) == os.getpid():
+        raise Ended(f"os._exit({status})")
+    if threading.current_thread() is not threading.main_thread():  # nobody would get the exception
+        caller = sys._getframe(1)
+        where = f"{caller.f_code.co_filename}, line {caller.f_lineno}"
+        os.write(2, f"marble: a thread ended the process: {where}: os._exit({status})\n".encode())
+        leave(status or 1)
+    leave(status)
 
 
 def as_failure(error: BaseException) -> BaseException:
@@ -58,6 +94,7 @@ def said(error: BaseException) -> str:
     if isinstance(error, Relayed):
         return text
     told = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    told = text if isinstance(error, Ended) else told
     where = place(error)
     return f"{where}: {told}" if where else told
 

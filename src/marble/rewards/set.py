@@ -341,7 +341,7 @@ def _check_batch(
     if not len(images) == len(prompts) == len(metadata) == len(groups):
         raise MarbleError(
             f"{len(images)} pictures, {len(prompts)} prompts, {len(metadata)} metadata and "
-            f"{len(groups)} groups: one of each a sample"
+            f"{len(groups)} groups: one of each per sample"
         )
 
 

@@ -2,7 +2,7 @@
 
 All are ordinary rewards, named in a recipe as `marble.rewards.synthetic:NAME` with their options:
 
-    - {name: clip-twin, reward: "marble.rewards.synthetic:Altered",
+    - {name: clip-noisy, reward: "marble.rewards.synthetic:Altered",
        options: {reward: studio-clip, noise: 0.1}}
 """
 

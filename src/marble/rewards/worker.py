@@ -19,7 +19,7 @@ import torch
 from marble.errors import MarbleError
 from marble.rewards.base import RewardLike, scope_of
 from marble.rewards.groups import ask
-from marble.rewards.guard import contained, said
+from marble.rewards.guard import contained, leave, said
 from marble.rewards.registry import load
 
 
@@ -34,7 +34,7 @@ def main(number: int) -> None:
         reward = _answer(pipe, lambda: load(request["reward"], **request["options"]), _described)
         while reward is not None:
             _serve(pipe, reward, json.loads(pipe.recv_bytes()))
-    os._exit(0)  # not held up by threads of the reward's
+    leave(0)  # not held up by threads of the reward's
 
 
 def _serve(pipe: Connection, reward: RewardLike, request: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ def _end_with(parent: int) -> None:
     """Ends this process soon after the one that started it, whatever the reward is doing."""
     while os.getppid() == parent:
         time.sleep(1.0)
-    os._exit(1)
+    leave(1)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from marble.study.write import (
     to_json,
 )
 
-SHOWN = ["worst gain", "mean gain", "composite", "conflict", PICTURES, "canaries"]
+SHOWN = ["worst gain", "mean gain", "composite", "conflict", PICTURES, "drift flags"]
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 
 
@@ -51,11 +51,17 @@ def filled(text: str, results: Path) -> str:
 
     def block(found: re.Match[str]) -> str:
         stored = results / f"{found['name']}.json"
-        table = json.loads(stored.read_text()) if stored.is_file() else None
+        table = read_table(stored) if stored.is_file() else None
         lines = _not_measured(found["name"]) if table is None else told(table)
         return found[1] + "\n".join(lines) + "\n" + found[3]
 
     return BLOCK.sub(block, text)
+
+
+def read_table(stored: Path) -> dict[str, Any]:
+    """A stored table, with the present name of a column that was renamed."""
+    table: dict[str, Any] = json.loads(stored.read_text().replace('"canaries":', '"drift flags":'))
+    return table
 
 
 def told(table: dict[str, Any]) -> list[str]:

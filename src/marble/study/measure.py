@@ -35,6 +35,8 @@ class Measured:
     weights: dict[str, float]
     """Share of each training reward's coefficient, c_k / Σ c, mean over the steps."""
     values: dict[str, float]
+    curve: dict[int, tuple[float, float]]
+    """Step → worst and mean gain of the judged rewards, at every evaluation."""
     trained: list[str]
     heldout: list[str]
     judged: list[str]
@@ -54,6 +56,7 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
     gains = dict(zip(names, relative_gains(now, then).tolist()))
     rows = [names.index(name) for name in judged]
     joint = joint_rates(now[rows], then[rows])
+    curve = _curve(run, judged)
     known = [gains[name] for name in judged if np.isfinite(gains[name])]
     values = {
         "worst gain": min(known, default=np.nan),
@@ -61,8 +64,8 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         "domination": joint.domination,
         "collapse": joint.collapse,
         **{label: harmony(run.metrics, kind).conflict_rate for label, kind in CONFLICTS.items()},
-        "canaries": _canaries(run),
-        PICTURES: _pictures(run, judged),
+        "drift flags": _drift_flags(run),
+        PICTURES: _pictures(run, curve),
         "minutes": run.seconds / 60,
     }
     return Measured(
@@ -71,6 +74,7 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         gains=gains,
         weights=dict(zip(trained, _shares(run, trained).tolist())),
         values=values,
+        curve=curve,
         trained=trained,
         heldout=[name for name in names if name not in trained],
         judged=judged,
@@ -96,7 +100,18 @@ def _shares(run: RunRecord, names: list[str]) -> np.ndarray:
     return np.asarray((table / np.where(total > 0, total, 1)[:, None])[total > 0].mean(axis=0))
 
 
-def _pictures(run: RunRecord, judged: Sequence[str]) -> float:
+def _curve(run: RunRecord, judged: Sequence[str]) -> dict[int, tuple[float, float]]:
+    """Step → worst and mean gain, at every evaluation, in order."""
+    found: dict[int, tuple[float, float]] = {}
+    for evaluation in run.evals:
+        if run.base is not None and evaluation.policy != "base":
+            now, then, _ = score_tables(evaluation, run.base, list(judged))
+            gains = relative_gains(now, then)
+            found[evaluation.step] = (float(np.nanmin(gains)), float(np.nanmean(gains)))
+    return dict(sorted(found.items()))
+
+
+def _pictures(run: RunRecord, curve: dict[int, tuple[float, float]]) -> float:
     """Pictures trained on until the worst judged gain is `REACHED`; NaN where it never gets there.
 
     Between two evaluations the gain is taken to be a straight line.
@@ -104,21 +119,17 @@ def _pictures(run: RunRecord, judged: Sequence[str]) -> float:
     data = run.config.get("data") or {}
     per_epoch = data.get("prompts_per_epoch", np.nan) * data.get("images_per_prompt", np.nan)
     epochs = {row.get("step"): row.get("epoch", row.get("step")) for row in run.metrics}
-    before, base = (0.0, 0.0), run.base
-    for evaluation in run.evals:
-        if evaluation is base or base is None or evaluation.step not in epochs:
-            continue
-        now, then, _ = score_tables(evaluation, base, list(judged))
-        worst = float(np.nanmin(relative_gains(now, then)))
-        at = (epochs[evaluation.step] * per_epoch, worst)
+    before = (0.0, 0.0)
+    for step, (worst, _) in curve.items():
+        drawn = epochs.get(step, np.nan) * per_epoch
         if worst >= REACHED:
-            return float(np.interp(REACHED, (before[1], worst), (before[0], at[0])))
-        before = at
+            return float(np.interp(REACHED, (before[1], worst), (before[0], drawn)))
+        before = (drawn, worst)
     return np.nan
 
 
-def _canaries(run: RunRecord) -> float:
-    """How many image statistics sing at the last evaluation, as the report page has them."""
+def _drift_flags(run: RunRecord) -> float:
+    """How many drift statistics are flagged at the last evaluation, as on the report page."""
     from marble.report.folder import read_run as read_for_report
     from marble.report.verdict import judge
 

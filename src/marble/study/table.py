@@ -12,7 +12,7 @@ import numpy as np
 from marble.errors import MarbleError
 from marble.evaluation import composite
 from marble.study.across import across
-from marble.study.measure import Measured, device_of, measure
+from marble.study.measure import PICTURES, Measured, device_of, measure
 from marble.study.plan import Study
 from marble.study.runner import Failure, finished
 from marble.study.specialists import shares
@@ -82,6 +82,10 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
     ]
     for name, seeds in runs.items():
         measured = {column: over_seeds(list(c[name].values())) for column, c in values.items()}
+        if np.isnan(list(values[PICTURES][name].values())).any():
+            measured[PICTURES] = over_seeds(
+                []
+            )  # a mean over the seeds that got there would flatter
         rows.append(
             {
                 "name": name,
@@ -90,6 +94,7 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
                 "gains": _over(seeds, "gains", list(sample.gains)),
                 "weights": _over(seeds, "weights", sample.trained),
                 "values": measured,
+                "curve": _curve(list(seeds.values())),
             }
         )
     compared = list(reached or runs)  # specialists are a yardstick, not in the race
@@ -129,6 +134,19 @@ def _values(
         for column, number in {**first, **found}.items():
             columns.setdefault(column, {}).setdefault(name, {})[seed] = number
     return columns
+
+
+def _curve(seeds: list[Measured]) -> list[dict[str, Any]]:
+    """Worst and mean gain at every step that all seeds evaluated."""
+    steps = [s for s in seeds[0].curve if all(s in found.curve for found in seeds)]
+    return [
+        {
+            "step": step,
+            "worst gain": over_seeds([found.curve[step][0] for found in seeds]),
+            "mean gain": over_seeds([found.curve[step][1] for found in seeds]),
+        }
+        for step in steps
+    ]
 
 
 def _over(seeds: dict[int, Measured], part: str, names: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A study's table as files: JSON (everything), CSV (one line a cell), Markdown (to be read)."""
+"""A study's table as files: JSON (everything), CSV (one line per cell), Markdown (to be read)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Means over seeds ± half of the 95 % t-interval. *Relative gain* of a reward: me
 held-out prompts (same prompts and seeds as the base), in standard deviations of the base's scores.
 *Worst* and *mean gain* are over the judged training rewards; *composite* is the mean z-score over
 these and the held-out scores, among the base and all runs of the table; *domination* and *collapse*
-are shares of pictures better, or worse, than the base's twin on every judged reward. *Conflict* is
-the share of measured steps with a negative cosine between the direction and some reward's gradient,
-on the batch it was solved on, on the other half of the samples, and of the step the optimiser
-took. *Pictures to 0.3*: trained on until the worst gain was 0.3, by straight lines between
-evaluations. *Share of the specialist's gain*: beside runs of the same length on that reward alone.
-*Canaries*: image statistics that left the base's range."""
+are shares of pictures that beat, or lose to, the base's picture of the same prompt and seed on
+every judged reward. *Conflict* is the share of measured steps with a negative cosine between the
+direction and some reward's gradient, on the batch it was solved on, on the other half of the
+samples, and of the step the optimiser took. *Pictures to 0.3*: trained on until the worst gain was
+0.3, by straight lines between evaluations. *Share of the specialist's gain*: beside runs of the
+same length on that reward alone. *Drift flags*: drift statistics outside the base's range."""
 
 
 def write_tables(table: dict[str, Any], folder: Path) -> list[Path]:
@@ -147,10 +147,10 @@ def order(part: dict[str, Any], measures: Sequence[str] = ()) -> list[str]:
                 clear = gap["lo"] is not None and gap["lo"] > 0
                 (apart if clear else close).append(f"`{row['name']}`")
         if apart or close:
-            lines.append(
-                f"Paired by seed, `{part['best']}` is ahead in {by} of {_listed(apart)}; the "
-                f"interval does not exclude a tie, or the opposite, for {_listed(close)}.  "
-            )
+            ahead = f"is ahead in {by} of {_listed(apart)}"
+            tie = f"the interval does not exclude a tie, or the opposite, for {_listed(close)}"
+            told = ahead if not close else f"{ahead}; {tie}"
+            lines.append(f"Paired by seed, `{part['best']}` {told}.  ")
     return lines
 
 
@@ -160,6 +160,7 @@ def cell(entry: Entry | None, digits: int = 3) -> str:
     if mean is None or not math.isfinite(mean):
         return "–"
     known = lo is not None and math.isfinite(lo)
+    digits = 0 if abs(mean) >= 1000 else digits  # pictures, not scores
     return f"{mean:.{digits}f}" + (f" ± {mean - lo:.{digits}f}" if known and mean > lo else "")
 
 

@@ -34,6 +34,7 @@ def bench_train(
     *,
     rounds: int = 9,
     device: str | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Images per second of MARBLE, beside the plain weighted sum that measures nothing.
 
@@ -45,7 +46,7 @@ def bench_train(
     """
     processes = Processes(device)
     trainers = {
-        name: _trainer(load_recipe(recipe, [*SMALL, *overrides, *own]), processes)
+        name: _trainer(load_recipe(recipe, [*SMALL, *overrides, *own], trust=trust), processes)
         for name, own in VARIANTS.items()
     }
     # Epoch 0 warms up. Every tenth is a refresh of N = 10, whose ordinary ones are measured here.
@@ -63,7 +64,8 @@ def bench_train(
         **more,
         "target": {"marble N=10": 0.97, "marble N=1": 0.75},
         "profile": profile(
-            load_recipe(recipe, [*SMALL, *overrides, *VARIANTS["marble N=10"]]), processes
+            load_recipe(recipe, [*SMALL, *overrides, *VARIANTS["marble N=10"]], trust=trust),
+            processes,
         ),
         "setup": {
             "recipe": recipe,

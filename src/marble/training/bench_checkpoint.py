@@ -26,6 +26,7 @@ def bench_checkpoint(
     rounds: int = 5,
     folder: str | None = None,
     device: str | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Epochs of a real run and saves of its whole state, in turn, in one process.
 
@@ -35,7 +36,7 @@ def bench_checkpoint(
     where to write (and delete again), to measure a particular disk.
     """
     processes = Processes(device)
-    chosen = load_recipe(recipe, ["train.steps=1000000", *overrides])
+    chosen = load_recipe(recipe, ["train.steps=1000000", *overrides], trust=trust)
     setup.check(chosen)
     trainer = Trainer(chosen, setup.build(chosen, processes.device, processes.size), processes)
     steps, saves, blocked = [], [], []

@@ -164,7 +164,7 @@ def write_pictures(
     scores: Mapping[str, np.ndarray],
     *,
     trained: list[str],
-    canaries: Mapping[str, np.ndarray] | None = None,
+    drift: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """PNGs and an index with prompt, source, seed and scores; scores not `trained` are held-out."""
     folder.parent.mkdir(exist_ok=True)
@@ -181,7 +181,7 @@ def write_pictures(
                 "source": sample.prompt.source,
                 "seed": sample.seed,
                 "scores": {reward: float(row[i]) for reward, row in scores.items()},
-                "canaries": {name: float(row[i]) for name, row in (canaries or {}).items()},
+                "drift": {name: float(row[i]) for name, row in (drift or {}).items()},
             }
         )
     index = {

@@ -16,7 +16,7 @@ from PIL import Image
 
 from marble.data import Sample
 from marble.evaluation import relative_gains
-from marble.evaluation.canaries import diversity
+from marble.evaluation.drift import diversity
 from marble.harmonise import corner
 from marble.models.base import Adapter
 from marble.models.lora import State

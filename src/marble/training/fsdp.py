@@ -1,7 +1,7 @@
 """Sharing the frozen base out among processes (FSDP2), for models that do not fit on one device.
 
 The LoRA weights stay whole on every process: they are small, and the balance reduces their
-gradients itself, once a step. Only the frozen weights are sharded, block by block; a block's
+gradients itself, once per step. Only the frozen weights are sharded, block by block; a block's
 weights are gathered when it computes and dropped afterwards.
 """
 

@@ -15,7 +15,7 @@ import torch
 from marble.advantage import gather_rewards
 from marble.balance import Batch, StepReport
 from marble.data import GroupSampler, Sample
-from marble.evaluation.canaries import diversity
+from marble.evaluation.drift import diversity
 from marble.models import lora
 from marble.recipe import Recipe
 from marble.training import random_state, state
@@ -23,13 +23,14 @@ from marble.training.checkpoint import State
 from marble.training.dealing import shares
 from marble.training.evaluate import evaluate_policy, meant_for
 from marble.training.guard import Guard
+from marble.training.memory import fitted_batch
 from marble.training.optimise import Part, Settings, split_epoch, take_step
+from marble.training.paired import base_scores, choose, own_scores
 from marble.training.preferences import with_preferences
 from marble.training.processes import Processes
 from marble.training.rollout import Rollout, make_rollout
 from marble.training.rows import step_row
 from marble.training.setup import Parts
-from marble.training.twins import base_scores, choose, own_scores
 from marble.training.watch import Look, Watch
 
 
@@ -68,7 +69,7 @@ class Trainer:
         self.step = self.epoch = 0
         self.settings = Settings(
             seed=recipe.train.seed,
-            batch_size=recipe.train.batch_size,
+            batch_size=fitted_batch(recipe, processes.device, processes.size),
             pairs=self.balancer.objective.pairs(recipe),
             kl=recipe.objective.kl,
             kl_every=recipe.objective.kl_every,
@@ -91,7 +92,7 @@ class Trainer:
         seen = self._observe_pairs(epoch)
         skips, self.warnings = self._look_at_rewards(skipped)
         self.warnings += self._silent_rewards(epoch.samples, epoch.rewards_KN)
-        self._canaries = epoch.rollout.canaries(self.processes)
+        self._drift = epoch.rollout.drift_statistics(self.processes)
         if seen:
             self.warnings += self.balancer.harmoniser.doubts(self.epoch)
         rows: list[dict[str, Any]] = []
@@ -155,7 +156,7 @@ class Trainer:
         row: dict[str, float] = {}
         for k, name in enumerate(self.recipe.rewards.names):
             row |= {f"{key}/{name}": float(values[k]) for key, values in found.items()}
-        return row | {"time/twins": time.perf_counter() - started}
+        return row | {"time/paired": time.perf_counter() - started}
 
     def rollout(self, samples: list[Sample]) -> Rollout:
         """Pictures of this process's share of `samples`, drawn by the old policy, with scores."""
@@ -325,7 +326,7 @@ class Trainer:
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
         if self.adapter.compiled is not None:
             row |= self.adapter.compiled.counts
-        row |= self._canaries
+        row |= self._drift
 
     def _sampler(self) -> GroupSampler:
         return next(s for start, s in reversed(self.parts.samplers) if start <= self.step)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marble.evaluation import canaries
+from marble.evaluation import drift_statistics
 from marble.models.build import build_adapter
 from marble.models.lora import read_file
 from marble.recipe import Recipe
@@ -55,10 +55,10 @@ def measure(
     names = recipe.rewards.names
     if out is not None and processes.is_main:
         groups = [s.group for s in samples]
-        statistics = canaries(result.images.numpy(), groups)
+        statistics = drift_statistics(result.images.numpy(), groups)
         out.mkdir(parents=True, exist_ok=True)
         write_pictures(
-            out, 0, samples, result.images, result.scores, trained=names, canaries=statistics
+            out, 0, samples, result.images, result.scores, trained=names, drift=statistics
         )
     record: dict[str, Any] = plain({**result.record(names), "seconds": result.seconds})
     return record

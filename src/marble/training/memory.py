@@ -5,10 +5,29 @@ from __future__ import annotations
 import torch
 
 from marble.errors import MarbleError
+from marble.memory import sized
 from marble.recipe import Recipe
 
 # The allocator of the CPU raises no class of its own.
 _CPU_MESSAGE = "can't allocate memory"
+
+
+def device_gb(device: torch.device) -> float | None:
+    """Memory that this process may have of a GPU; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    total = torch.cuda.get_device_properties(device).total_memory / 1e9
+    return float(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
+def fitted_batch(recipe: Recipe, device: torch.device, processes: int) -> int:
+    """The recipe's micro-batch, or one for this device where it has none."""
+    try:
+        found = sized(recipe, device_gb(device), processes)
+    except MarbleError:  # a model whose size nobody knows; whether it is there is said elsewhere
+        found = sized(recipe, None, processes)
+    assert found.train.batch_size is not None
+    return found.train.batch_size
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -30,7 +49,9 @@ def savings(recipe: Recipe, processes: int = 1) -> list[str]:
     found: list[str] = []
     if not model.gradient_checkpointing:
         found.append("model.gradient_checkpointing=true (a third slower, same result)")
-    if train.batch_size > 1:
+    if train.batch_size is None:
+        found.append("train.batch_size=1 (same result)")
+    elif train.batch_size > 1:
         found.append(f"train.batch_size below {train.batch_size} (same result)")
     if rollout.batch_size > 1:
         found.append(f"rollout.batch_size below {rollout.batch_size} (same result)")

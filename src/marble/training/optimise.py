@@ -47,33 +47,57 @@ def take_step(
 
     on_policy: v_old and v_θ have the same weights, so that one forward pass gives both.
     """
-    starts = range(0, len(part.samples), settings.batch_size)
-    count = settings.pairs * len(starts)
+    size = settings.batch_size
+    starts = range(0, len(part.samples), size)
+    order = [(j, slice(start, start + size)) for j in range(settings.pairs) for start in starts]
     objective = balancer.objective
-    plan = balancer.begin_step(batch, step, micro_batches=count, pairs=settings.pairs)
-    offset = kl_offset(settings, step)
+    plan = balancer.begin_step(batch, step, micro_batches=len(order), pairs=settings.pairs)
+    recorded = plan.recorded
+    if 0 < recorded < len(order):
+        turn = first_recorded(settings, step, len(order))
+        order = order[turn:] + order[:turn]
+    kl = kl_weights(settings, step, len(order), recorded)
     point_at = objective.points(part, sigmas, seed=settings.seed, inner=inner, count=settings.pairs)
     # v_θ stands in for v_old where they are the same.
     same = on_policy and "old" in objective.policies
     frozen = tuple(p for p in objective.policies if not (same and p == "old"))
-    number = 0
-    for j in range(settings.pairs):
-        for start in starts:
-            chosen = slice(start, start + settings.batch_size)
-            point = point_at(j, chosen)
-            if settings.kl > 0 and (number + offset) % settings.kl_every == 0:
-                point.kl = settings.kl * settings.kl_every
-            samples = part.samples[chosen]
-            with adapter.preferring([sample.prefer for sample in samples]):
-                prompts = [sample.prompt.text for sample in samples]
-                _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
-            number += 1
+    for (j, chosen), weight in zip(order, kl):
+        point = point_at(j, chosen)
+        point.kl = weight
+        samples = part.samples[chosen]
+        prompts = [sample.prompt.text for sample in samples]
+        with adapter.preferring([sample.prefer for sample in samples]):
+            _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
     return plan.finish()
+
+
+def first_recorded(settings: Settings, step: int, count: int) -> int:
+    """Where a refresh step begins that records only part of its `count` micro-batches.
+
+    Micro-batches follow each other in a circle, all samples at one timestep, then at the next.
+    With a random beginning each is as likely as any other to be recorded, and any run of them
+    has the samples almost equally often.
+    """
+    return int(np.random.default_rng([settings.seed, step, 0x4D]).integers(count))
 
 
 def kl_offset(settings: Settings, step: int) -> int:
     """Which micro-batch has the first KL: random, so that "every m-th, times m" is unbiased."""
     return int(np.random.default_rng([settings.seed, step, 0x4C]).integers(settings.kl_every))
+
+
+def kl_weights(settings: Settings, step: int, count: int, recorded: int) -> list[float]:
+    """The KL's weight in each of a step's micro-batches, in the order they are taken; 0: none.
+
+    On a recorded micro-batch, of which the first `recorded` are, it would cost a backward pass of
+    its own. The others carry it for these, so much the heavier: which are recorded is random, and
+    the expectation is that of the KL on every micro-batch. Where all are recorded, all have it.
+    """
+    free = count - recorded if recorded < count else count
+    every, offset = settings.kl_every, kl_offset(settings, step)
+    weight = settings.kl * every * (count / free if free else 1.0)
+    chosen = [weight if (n + offset) % every == 0 else 0.0 for n in range(free)]
+    return [0.0] * (count - free) + chosen
 
 
 def _micro_batch(
@@ -85,10 +109,11 @@ def _micro_batch(
     frozen: tuple[str, ...],
     same: bool,
 ) -> None:
+    # No copy waits for the device: while it works on one micro-batch the host prepares the next.
     for name, tensor in vars(point).items():
         if isinstance(tensor, Tensor):
-            setattr(point, name, tensor.to(adapter.device))
-    point.kept = {name: tensor.to(adapter.device) for name, tensor in point.kept.items()}
+            setattr(point, name, tensor.to(adapter.device, non_blocking=True))
+    point.kept = {k: kept.to(adapter.device, non_blocking=True) for k, kept in point.kept.items()}
     cond = adapter.encode(prompts).to(adapter.device)
     with torch.no_grad():
         if "old" in frozen:
@@ -98,7 +123,7 @@ def _micro_batch(
             with adapter.using("base"):
                 point.v_ref = adapter.velocity(point.x_t, point.t_B, cond)
     with adapter.using("default"):
-        with plan.recording():
+        with plan.recording(len(position)):
             v = adapter.velocity(point.x_t, point.t_B, cond)
         if same and point.v_old is None:
             point.v_old = v.detach()

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from marble.errors import CheckpointError, MarbleError
-from marble.evaluation.canaries import canaries
+from marble.evaluation.drift import drift_statistics
 from marble.recipe import Recipe
 from marble.training import front
 from marble.training.borrow import take_base
@@ -418,7 +418,7 @@ class Recorder:
         }
         self._write_record(record, say)
         groups = [s.group for s in result.samples]
-        statistics = canaries(result.images.numpy(), groups)
+        statistics = drift_statistics(result.images.numpy(), groups)
         names = self.recipe.rewards.names
         self._folder.write_pictures(
             folder,
@@ -427,7 +427,7 @@ class Recorder:
             result.images,
             result.scores,
             trained=names,
-            canaries=statistics,
+            drift=statistics,
         )
 
     def _write_record(self, record: dict[str, Any], say: Say) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from marble.data import Sample
-from marble.evaluation.canaries import canaries, spread_of, thumbnails
+from marble.evaluation.drift import drift_statistics, spread_of, thumbnails
 from marble.models.base import Adapter
 from marble.models.samplers import Sampler
 from marble.models.sde import Sde
@@ -38,12 +38,12 @@ class Rollout:
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the sampler kept of every sample, for objectives that train on its steps."""
 
-    def canaries(self, processes: Processes) -> dict[str, float]:
+    def drift_statistics(self, processes: Processes) -> dict[str, float]:
         """Image statistics that move first when a model learns to cheat: means over all processes.
 
         A prompt's pictures are dealt to several processes, and its diversity is that of all.
         """
-        found, thumbs = canaries(self.images.numpy()), thumbnails(self.images.numpy())
+        found, thumbs = drift_statistics(self.images.numpy()), thumbnails(self.images.numpy())
         own = [
             (s.index, s.group, {name: column[i] for name, column in found.items()}, thumbs[i])
             for i, s in enumerate(self.samples)
@@ -55,7 +55,7 @@ class Rollout:
         columns = {name: [values[name] for _, _, values, _ in every] for name in found}
         columns["diversity"] = spread.tolist()
         return {
-            f"canary/{name}": float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+            f"drift/{name}": float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
             for name, values in columns.items()
         }
 

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from marble.errors import LostProcess, MarbleError
+from marble.memory import of_size
 from marble.recipe import Recipe
 from marble.recipe.notes import notes
 from marble.recipe.trust import remember
@@ -20,7 +21,7 @@ from marble.training.display import Display
 from marble.training.folder import DISK_ERRORS
 from marble.training.guard import Diverged
 from marble.training.loop import Trainer
-from marble.training.memory import is_out_of_memory, out_of_memory
+from marble.training.memory import fitted_batch, is_out_of_memory, out_of_memory
 from marble.training.processes import Processes, is_lost
 from marble.training.recorder import Recorder
 from marble.training.stop import StopRequest
@@ -50,8 +51,19 @@ def train(
     `check` and `build` may come from elsewhere, for a model or prompts that no recipe can name.
     """
     processes = Processes(device)
+    # One number for all processes, and for whoever resumes: the run's folder has it.
+    left, given = recipe.train.batch_size is None, recipe
+    if left:
+        place = processes.device, processes.size
+        recipe = of_size(given, processes.from_main(lambda: fitted_batch(given, *place)))
     resume = processes.from_main(lambda: resume or _restarted(recipe, out))
     console = console or Console(stderr=True, quiet=not processes.is_main)
+    if left:
+        console.print(
+            f"train.batch_size: {recipe.train.batch_size} samples per micro-batch, by the memory "
+            "of the device",
+            highlight=False,
+        )
     try:
         return _train(recipe, out, resume, processes, console, check, build)
     except Exception as error:

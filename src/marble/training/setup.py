@@ -189,9 +189,9 @@ def _ranges(recipe: Recipe) -> list[tuple[float, float]]:
 
 def _gate(recipe: Recipe) -> Gate | None:
     b, names = recipe.balance, recipe.rewards.names
-    if b.method == "single":
-        return only(len(names), names.index(b.reward or names[0]))
-    if b.method == "sequential":
+    if b.reward is not None:
+        return only(len(names), names.index(b.reward))
+    if b.stages:
         plan = recipe.stages()
         members = [[names.index(n) for n in stage.rewards or names] for _, stage in plan]
         return stages(len(names), [start for start, _ in plan], members)
@@ -215,7 +215,7 @@ def _samplers(recipe: Recipe) -> list[tuple[int, GroupSampler]]:
             seed=recipe.train.seed,
         )
 
-    if recipe.balance.method != "sequential":
+    if not recipe.balance.stages:
         return [(0, sampler(list(prompts)))]
     return [
         (start, sampler([s for s in prompts if stage.sources is None or s in stage.sources]))

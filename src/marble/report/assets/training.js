@@ -138,13 +138,13 @@ chart("time", (run) => {
   if (!names.length) return null;
   const total = Object.values(totals).reduce((a, b) => a + b, 0);
   const share = (p) => `${p} ${Math.round((100 * totals[p]) / total)} %`;
-  const colours = { rollout: "--r0", reward: "--r4", twins: "--r5", train: "--r7", refresh: "--r3", eval: "--r1" };
+  const colours = { rollout: "--r0", reward: "--r4", paired: "--r5", train: "--r7", refresh: "--r3", eval: "--r1" };
   return {
     data: names.map((p) => ({
       type: "bar", x: steps, y: phases[p], name: share(p), width: steps.length > 1 ? steps[1] - steps[0] : undefined,
       marker: { color: css(colours[p]), line: { width: 0 } }, opacity: 0.85, hovertemplate: `${p} %{y:.2f} s<extra></extra>`,
     })),
-    layout: layout({ xaxis: axis("step"), yaxis: axis(each > 1 ? `seconds a step, mean of ${each}` : "seconds a step"), showlegend: true, legend: { ...legendBelow(), traceorder: "normal" }, barmode: "stack", hovermode: "x unified", height: 320 }),
+    layout: layout({ xaxis: axis("step"), yaxis: axis(each > 1 ? `seconds per step, mean of ${each}` : "seconds per step"), showlegend: true, legend: { ...legendBelow(), traceorder: "normal" }, barmode: "stack", hovermode: "x unified", height: 320 }),
     alt: `Share of the time: ${names.map(share).join(", ")}.`,
   };
 });

@@ -86,8 +86,8 @@ def contrastive_loss(
     A caption that occurs twice in the batch is not its own negative.
     """
     truth = torch.arange(len(texts), device=texts.device)
-    twin = (same[:, None] == same[None]) & (truth[:, None] != truth[None])
-    to_clean = (scale * texts @ images.T).masked_fill(twin, -1e4)
+    altered = (same[:, None] == same[None]) & (truth[:, None] != truth[None])
+    to_clean = (scale * texts @ images.T).masked_fill(altered, -1e4)
     by_text = F.cross_entropy(torch.cat([to_clean, scale * texts @ broken.T], 1), truth)
     return 0.5 * (by_text + F.cross_entropy(to_clean.T, truth))
 

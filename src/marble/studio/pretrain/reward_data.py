@@ -24,7 +24,7 @@ class Objects(NamedTuple):
 
 @dataclass
 class Pictures:
-    """n captioned pictures, their objects, and a twin of each with one deliberate error.
+    """n captioned pictures, their objects, and a copy of each with one deliberate error.
 
     ``soft`` are the pictures as the autoencoder gives them back: what a generator can at best
     produce. Half of what training sees comes from there.
@@ -57,7 +57,7 @@ class Pictures:
         return self._mixed(self.images, self.soft, index)
 
     def wrong(self, index: Tensor) -> Tensor:
-        """Their twins with one error, likewise."""
+        """Their copies with one error, likewise."""
         return self._mixed(self.broken, self.broken_soft, index)
 
     def _mixed(self, sharp: Tensor, soft: Tensor | None, index: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Pictures:
         return x.float() / 255
 
     def with_objects(self, index: Tensor) -> tuple[Tensor, Objects]:
-        """Pictures in [0, 1], every second one a twin with an error, and what is in them."""
+        """Pictures in [0, 1], every second one a copy with an error, and what is in them."""
         right, wrong = index[::2], index[1::2]
         x = torch.cat([self.clean(right), self.wrong(wrong)])
         pairs = zip(self.objects, self.broken_objects)
@@ -101,7 +101,9 @@ def reconstruct(vae: Any, x: Tensor, strength: Tensor | float) -> Tensor:
         return (vae.decode(z).sample.float() + 1) / 2
 
 
-def twins(n: int, seed: int, workers: int, split: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def with_errors(
+    n: int, seed: int, workers: int, split: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same n prompts drawn rightly and with one deliberate error each."""
     right, wrong = (generate(n, seed, workers, sloppy=s, split=split) for s in (0.0, 1.0))
     if right["prompts"] != wrong["prompts"]:
@@ -116,7 +118,7 @@ def from_world(
     device: torch.device,
     tokens: int = 16,
 ) -> Pictures:
-    """Tensors of :func:`twins` on the device."""
+    """Tensors of :func:`with_errors` on the device."""
     prompts = list(right["prompts"])
     ids = tokenizer(
         prompts, padding="max_length", truncation=True, max_length=tokens, return_tensors="pt"

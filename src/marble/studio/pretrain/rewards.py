@@ -25,7 +25,7 @@ from ..world import CLASSES, COLORS, vocabulary
 from .common import Budget
 from .reward_acceptance import acceptance, report
 from .reward_clip import new_clip, save_clip, save_head, train_aesthetic, train_clip, train_pick
-from .reward_data import Pictures, from_world, reconstruct, twins
+from .reward_data import Pictures, from_world, reconstruct, with_errors
 from .reward_detector import train_detector
 from .reward_realism import train_realism
 from .tokenizer import save_tokenizer
@@ -143,11 +143,14 @@ def main() -> None:
     save_tokenizer(vocabulary(), tokenizer_folder)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     if args.measure:
-        measure(args.out, from_world(*twins(unseen, 102, 1, "test"), tokenizer, device))
+        measure(args.out, from_world(*with_errors(unseen, 102, 1, "test"), tokenizer, device))
         shutil.rmtree(tokenizer_folder)
         return
     # All pictures first: the world forks processes, which must happen before CUDA starts.
-    worlds = [twins(args.pictures, 101, args.workers, "train"), twins(unseen, 102, 1, "test")]
+    worlds = [
+        with_errors(args.pictures, 101, args.workers, "train"),
+        with_errors(unseen, 102, 1, "test"),
+    ]
     train, held_out = (from_world(right, wrong, tokenizer, device) for right, wrong in worlds)
     print(
         f"reward data: 2 × {len(train)} pictures, {time.perf_counter() - began:.0f} s", flush=True

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from marble.evaluation.canaries import BLANK_CONTRAST, EDGE_SLOPE, NAMES, canaries
+from marble.evaluation.drift import BLANK_CONTRAST, EDGE_SLOPE, NAMES, drift_statistics
 
 
 def of_one(image):
@@ -64,7 +64,7 @@ def test_every_picture_as_if_it_were_alone(kind, shape):
     """Over the bounds of chunks too: 40 pictures of 64 px are several, 512 px are one each."""
     images = pictures(kind, shape)
     groups = [i % 2 if i < 4 else "alone" for i in range(len(images))]
-    found = canaries(images, groups)
+    found = drift_statistics(images, groups)
     assert tuple(found) == NAMES
     expected = [of_one(image) for image in images]
     for name in NAMES[:-1]:
@@ -97,9 +97,9 @@ def test_a_slope_on_the_very_threshold_is_judged_as_hypot_does():
     for image, (r, b) in zip(images, pairs):
         image[:, 0, 1], image[:, 1, 0] = r, b
     expected = [of_one(image)["edges"] for image in images]
-    assert canaries(images)["edges"].tolist() == expected
+    assert drift_statistics(images)["edges"].tolist() == expected
 
 
 def test_no_pictures():
-    empty = canaries(np.zeros((0, 3, 8, 8), np.uint8), [])
+    empty = drift_statistics(np.zeros((0, 3, 8, 8), np.uint8), [])
     assert all(values.shape == (0,) for values in empty.values())

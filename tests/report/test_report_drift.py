@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from _runs import HELDOUT, REWARDS, Spec, make_run
 
-from marble.evaluation.canaries import NAMES, canaries, diversity
+from marble.evaluation.drift import NAMES, diversity, drift_statistics
 from marble.report.curves import training
 from marble.report.flags import base_range, checks, statistics
 from marble.report.folder import read_run
@@ -26,13 +26,13 @@ def flat(value: int, n: int = 2, size: int = 32) -> np.ndarray:
 
 
 def test_every_statistic_is_there_and_finite() -> None:
-    found = canaries(images(), groups=[0, 0, 0, 1, 1, 1])
+    found = drift_statistics(images(), groups=[0, 0, 0, 1, 1, 1])
     assert tuple(found) == NAMES
     assert all(v.shape == (6,) and np.isfinite(v).all() for v in found.values())
 
 
 def test_a_flat_picture_is_blank_and_has_no_detail() -> None:
-    found = canaries(flat(128), groups=[0, 0])
+    found = drift_statistics(flat(128), groups=[0, 0])
     for name in ("sharpness", "contrast", "saturation", "entropy", "edges", "diversity"):
         assert found[name] == pytest.approx([0, 0], abs=1e-12), name
     assert found["blank"].tolist() == [1, 1]
@@ -41,14 +41,14 @@ def test_a_flat_picture_is_blank_and_has_no_detail() -> None:
 def test_known_values() -> None:
     halves = flat(0, 1)
     halves[..., 16:] = 255
-    found = canaries(halves)
+    found = drift_statistics(halves)
     assert found["contrast"][0] == pytest.approx(0.5)
     assert found["entropy"][0] == pytest.approx(1.0)
     assert found["edges"][0] == pytest.approx(1 / 32)
     assert found["blank"][0] == 0
     red = flat(0, 1)
     red[:, 0] = 200
-    assert canaries(red)["saturation"][0] == pytest.approx(1.0)
+    assert drift_statistics(red)["saturation"][0] == pytest.approx(1.0)
 
 
 def test_each_statistic_moves_the_right_way() -> None:
@@ -57,11 +57,11 @@ def test_each_statistic_moves_the_right_way() -> None:
         np.uint8
     )
     grey = plain.mean(axis=1, keepdims=True).repeat(3, axis=1).astype(np.uint8)
-    before = canaries(plain)
-    assert (canaries(soft)["sharpness"] < before["sharpness"]).all()
-    assert (canaries(soft)["edges"] < before["edges"]).all()
-    assert (canaries(soft)["contrast"] < before["contrast"]).all()
-    assert (canaries(grey)["saturation"] < before["saturation"]).all()
+    before = drift_statistics(plain)
+    assert (drift_statistics(soft)["sharpness"] < before["sharpness"]).all()
+    assert (drift_statistics(soft)["edges"] < before["edges"]).all()
+    assert (drift_statistics(soft)["contrast"] < before["contrast"]).all()
+    assert (drift_statistics(grey)["saturation"] < before["saturation"]).all()
 
 
 def test_diversity_is_within_groups_and_blind_to_grain() -> None:
@@ -78,14 +78,14 @@ def test_diversity_is_within_groups_and_blind_to_grain() -> None:
 @pytest.mark.parametrize("size", [(1, 1), (5, 9), (17, 64)])
 def test_any_size_of_picture(size: tuple[int, int]) -> None:
     odd = np.random.default_rng(0).integers(0, 255, (2, 3, *size)).astype(np.uint8)
-    assert all(np.isfinite(v).all() for v in canaries(odd, [0, 0]).values())
+    assert all(np.isfinite(v).all() for v in drift_statistics(odd, [0, 0]).values())
 
 
 def test_wrong_input_is_refused() -> None:
     with pytest.raises(ValueError, match=r"uint8 images \[n, 3, H, W\]"):
-        canaries(np.zeros((2, 8, 8, 3), np.uint8))
+        drift_statistics(np.zeros((2, 8, 8, 3), np.uint8))
     with pytest.raises(ValueError, match="1 group ids for 2 images"):
-        canaries(flat(0), groups=[0])
+        drift_statistics(flat(0), groups=[0])
 
 
 def test_a_benign_run_stays_quiet(run: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_third_of_the_pictures_outside_is_enough(
     data = json.loads(index.read_text())
     for i, sample in enumerate(data["samples"]):
         outside = i < share * len(data["samples"])
-        sample["canaries"]["edges"] = band[1] * 1.01 if outside else float(np.median(values))
+        sample["drift"]["edges"] = band[1] * 1.01 if outside else float(np.median(values))
     index.write_text(json.dumps(data))
     last = judge(read_run(folder)).last
     assert last is not None
@@ -139,18 +139,18 @@ def gain(name: str, z: float, half: float) -> Gain:
 def test_the_gap_needs_a_rise_and_a_sure_fall(run: Path) -> None:
     read = read_run(run)
 
-    def sings(trained: list[Gain], held: list[Gain]) -> bool:
+    def flagged(trained: list[Gain], held: list[Gain]) -> bool:
         return next(c for c in checks(read, 1, {}, {}, trained, held) if c.name == "gap").flagged
 
     up, down, flat = gain("a", 0.8, 0.2), gain("b", -0.6, 0.2), gain("c", 0.0, 0.2)
-    assert sings([up], [down])
-    assert sings([up, down, down], [down]), "one runaway is enough, whatever the mean says"
-    assert not sings([flat], [down]), "everything worse is a bad run, not a cheat"
-    assert not sings([up], [flat])
-    assert not sings([up], [gain("d", -0.05, 0.01)]), "sure, but too small to matter"
+    assert flagged([up], [down])
+    assert flagged([up, down, down], [down]), "one runaway is enough, whatever the mean says"
+    assert not flagged([flat], [down]), "everything worse is a bad run, not a cheat"
+    assert not flagged([up], [flat])
+    assert not flagged([up], [gain("d", -0.05, 0.01)]), "sure, but too small to matter"
     # Clear alone, but not once it is one of eight that were looked at.
     barely = gain("e", -0.22, 0.2)
-    assert sings([up], [barely]) and not sings([up], [barely, *[flat] * 7])
+    assert flagged([up], [barely]) and not flagged([up], [barely, *[flat] * 7])
 
 
 def test_rewards_without_a_coefficient_were_not_trained_on(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_blank_pictures_and_missing_statistics(tmp_path: Path) -> None:
 
     folder = make_run(tmp_path / "blank", Spec(steps=20, eval_every=20, prompts=12))
     for index in folder.glob("evals/*/index.json"):
-        index.write_text(index.read_text().replace('"canaries"', '"other"'))
+        index.write_text(index.read_text().replace('"drift"', '"other"'))
     for i in range(4):
         Image.new("RGB", (96, 96), (250, 250, 250)).save(folder / f"evals/step-000020/{i:03d}.png")
     read = read_run(folder)

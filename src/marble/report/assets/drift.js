@@ -1,13 +1,13 @@
 // Drift statistics: image statistics against the base's range, and the gap to held-out rewards.
 
-chart("canary-curves", (run, width) => {
-  const names = Object.keys(run.canaries);
-  const extra = run.training.canary.diversity && !names.includes("diversity") ? ["diversity"] : [];
+chart("drift-curves", (run, width) => {
+  const names = Object.keys(run.drift);
+  const extra = run.training.drift.diversity && !names.includes("diversity") ? ["diversity"] : [];
   const every = [...names, ...extra];
   if (!every.length) return null;
   const t = run.training;
   const built = panels(every, width, (name) => {
-    const own = run.canaries[name];
+    const own = run.drift[name];
     const traces = [];
     if (own && own.range) {
       const x = [0, Math.max(...own.steps, ...t.steps, 1)];
@@ -15,7 +15,7 @@ chart("canary-curves", (run, width) => {
         { type: "scatter", mode: "lines", x, y: [own.range[0], own.range[0]], line: { width: 0 }, hoverinfo: "skip" },
         { type: "scatter", mode: "lines", x, y: [own.range[1], own.range[1]], line: { width: 0 }, fill: "tonexty", fillcolor: css("--good-ground"), hoverinfo: "skip" });
     }
-    if (t.canary[name]) traces.push(line(t.steps, smooth(t.canary[name]), css("--muted"), { opacity: own ? 0.55 : 1, line: { width: 1.2, color: css("--muted") }, hovertemplate: "rollouts %{y:.3g}<extra></extra>" }));
+    if (t.drift[name]) traces.push(line(t.steps, smooth(t.drift[name]), css("--muted"), { opacity: own ? 0.55 : 1, line: { width: 1.2, color: css("--muted") }, hovertemplate: "rollouts %{y:.3g}<extra></extra>" }));
     if (own) {
       const out = own.flagged;
       traces.push({
@@ -24,8 +24,8 @@ chart("canary-curves", (run, width) => {
       });
     }
     return traces;
-  }, { titles: (n) => (run.canaries[n] ? run.canaries[n].title : "Diversity within a prompt"), yaxis: (n) => (n === "diversity" ? { rangemode: "tozero" } : {}) });
-  const outside = names.filter((n) => run.canaries[n].flagged.at(-1));
+  }, { titles: (n) => (run.drift[n] ? run.drift[n].title : "Diversity within a prompt"), yaxis: (n) => (n === "diversity" ? { rangemode: "tozero" } : {}) });
+  const outside = names.filter((n) => run.drift[n].flagged.at(-1));
   return { ...built, alt: outside.length ? `Flagged at the end: ${outside.join(", ")}.` : "None flagged at the end." };
 });
 

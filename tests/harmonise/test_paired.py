@@ -1,4 +1,4 @@
-"""Twins: what their scores tell of progress and trust, against statistics written differently."""
+"""Paired scores: what they tell of progress and trust, against statistics written differently."""
 
 import json
 import statistics
@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marble.harmonise._twins import Measured, Twins
+from marble.harmonise._paired import Measured, PairedScores
 
 NAN = np.nan
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 def measured(now, base, window=8) -> Measured:
-    twins = Twins(window)
-    twins.add(np.array(now, dtype=float), np.array(base, dtype=float))
-    return twins.measured()
+    pairs = PairedScores(window)
+    pairs.add(np.array(now, dtype=float), np.array(base, dtype=float))
+    return pairs.measured()
 
 
 def drawn(seed, k=5, n=40, gaps=0.2):
-    """Scores of twins: alike more or less, moved more or less, some not applicable."""
+    """Scores of pairs: alike more or less, moved more or less, some not applicable."""
     rng = np.random.default_rng(seed)
     base = rng.standard_normal((k, n))
     alike, moved = rng.uniform(-1, 1, (2, k, 1))
@@ -71,13 +71,13 @@ def test_a_reward_s_units_do_not_matter(seed, scale, offset):
 
 @given(SEEDS)
 @settings(max_examples=40, deadline=None)
-def test_neither_the_order_of_rewards_nor_that_of_twins_matters(seed):
+def test_neither_the_order_of_rewards_nor_that_of_pairs_matters(seed):
     now, base = drawn(seed)
     rng = np.random.default_rng(seed)
-    rewards, twins = rng.permutation(now.shape[0]), rng.permutation(now.shape[1])
+    rewards, pairs = rng.permutation(now.shape[0]), rng.permutation(now.shape[1])
     plain, other = measured(now, base), measured(now[rewards], base[rewards])
     np.testing.assert_array_equal(np.stack(other), np.stack(plain)[:, rewards])
-    other = measured(now[:, twins], base[:, twins])
+    other = measured(now[:, pairs], base[:, pairs])
     np.testing.assert_allclose(np.stack(other), np.stack(plain), rtol=1e-9, atol=1e-12)
 
 
@@ -85,12 +85,12 @@ def test_what_cannot_be_measured_is_unknown_and_trusted():
     base = [[0.5] * 4, [NAN] * 4, [1, 2, NAN, NAN], [1, 2, 3, NAN]]
     now = [[1, 2, 3, 4], [NAN] * 4, [1, 2, NAN, NAN], [1, 2, 3, 4]]
     found = measured(now, base)
-    assert np.isnan(found.p_K).tolist() == [True, True, True, False]  # three twins are enough
+    assert np.isnan(found.p_K).tolist() == [True, True, True, False]  # three pairs are enough
     assert np.isnan(found.error_K).tolist() == [True, True, True, False]
     np.testing.assert_array_equal(found.trust_K, 1.0)
 
 
-def test_a_twin_that_one_side_cannot_score_is_left_out():
+def test_a_pair_that_one_side_cannot_score_is_left_out():
     now, base = np.array([[1.0, 2.0, 4.0, 99.0, NAN]]), np.array([[0.0, 1.0, 2.0, NAN, 99.0]])
     found, short = measured(now, base), measured(now[:, :3], base[:, :3])
     np.testing.assert_array_equal(np.stack(found), np.stack(short))
@@ -105,7 +105,7 @@ ONE, OTHER = np.array([1.0, -1.0, 1.0, -1.0]), np.array([1.0, 1.0, -1.0, -1.0])
 @pytest.mark.parametrize(
     ("alike", "trust"), [(0.1, 0.2), (0.25, 0.5), (0.5, 1.0), (0.9, 1.0), (0.0, 0.0), (-0.9, 0.0)]
 )
-def test_trust_in_what_knows_a_twin_again(alike, trust):
+def test_trust_in_what_knows_a_pair_again(alike, trust):
     found = measured([alike * ONE + np.sqrt(1 - alike**2) * OTHER], [ONE])
     assert found.trust_K[0] == pytest.approx(trust, abs=1e-12)
     assert found.p_K[0] == pytest.approx(0.0, abs=1e-12)
@@ -115,7 +115,7 @@ def test_trust_in_what_knows_a_twin_again(alike, trust):
     ("errors", "trust"), [(1, 0.0), (2, 0.0), (3, 0.5), (-3, 0.5), (4, 1.0), (9, 1.0), (-9, 1.0)]
 )
 def test_trust_in_what_has_surely_moved(errors, trust):
-    """The gain OTHER − ONE + p of these twins has a variance of 2: √((2 + 1/4) / 4) = 3/4."""
+    """The gain OTHER − ONE + p of these pairs has a variance of 2: √((2 + 1/4) / 4) = 3/4."""
     found = measured([OTHER + errors * 0.75], [ONE])
     assert found.p_K[0] / found.error_K[0] == pytest.approx(errors)
     assert found.trust_K[0] == pytest.approx(trust, abs=1e-12)
@@ -127,7 +127,7 @@ def test_noise_is_not_trusted():
     assert np.mean(trust) < 0.1 and np.max(trust) < 0.7
 
 
-def test_a_reward_that_has_left_its_floor_is_trusted_though_no_twin_is_known_again():
+def test_a_reward_that_has_left_its_floor_is_trusted_though_no_pair_is_known_again():
     rng = np.random.default_rng(0)
     base = np.zeros((1, 60))
     base[0, 0] = 0.1  # hardly ever more than nothing
@@ -138,7 +138,7 @@ def test_a_reward_that_has_left_its_floor_is_trusted_though_no_twin_is_known_aga
     assert measured(left, base).trust_K[0] == 1.0
 
 
-def test_pictures_that_are_their_own_twins_have_not_moved():
+def test_pictures_that_are_their_own_pairs_have_not_moved():
     _, base = drawn(3, gaps=0.0)
     found = measured(base, base)
     np.testing.assert_array_equal(found.p_K, 0.0)
@@ -146,7 +146,7 @@ def test_pictures_that_are_their_own_twins_have_not_moved():
 
 
 @pytest.mark.parametrize("n", [4, 12, 100])
-def test_twins_that_all_moved_alike_do_not_make_it_certain(n):
+def test_pairs_that_all_moved_alike_do_not_make_it_certain(n):
     """Scores in coarse steps often have not moved at all, which has no spread."""
     base = np.arange(n, dtype=float)
     found = measured([base, base + 5.0], [base, base])
@@ -158,34 +158,34 @@ def test_twins_that_all_moved_alike_do_not_make_it_certain(n):
 
 def test_the_window_forgets_old_epochs():
     parts = [drawn(seed, n=10 + seed) for seed in range(5)]
-    twins = Twins(2)
-    assert not twins
+    pairs = PairedScores(2)
+    assert not pairs
     for part in parts:
-        twins.add(*part)
+        pairs.add(*part)
     last = measured(*(np.concatenate(side, 1) for side in zip(*parts[-2:])))
-    np.testing.assert_array_equal(np.stack(twins.measured()), np.stack(last))
-    assert twins
+    np.testing.assert_array_equal(np.stack(pairs.measured()), np.stack(last))
+    assert pairs
 
 
 def test_scores_are_the_window_s_own():
     now, base = drawn(1)
-    twins = Twins(2)
-    twins.add(now, base)
-    before = np.stack(twins.measured())
+    pairs = PairedScores(2)
+    pairs.add(now, base)
+    before = np.stack(pairs.measured())
     now[:], base[:] = 0.0, 1.0
-    np.testing.assert_array_equal(np.stack(twins.measured()), before)
+    np.testing.assert_array_equal(np.stack(pairs.measured()), before)
 
 
 @given(SEEDS, st.integers(0, 5))
 @settings(max_examples=30, deadline=None)
 def test_state_survives_json(seed, epochs):
-    whole, resumed = Twins(3), Twins(3)
+    whole, resumed = PairedScores(3), PairedScores(3)
     for epoch in range(epochs):
         whole.add(*drawn(seed + epoch))
     resumed.add(*drawn(seed + 99))  # forgotten by what is loaded
     resumed.load_state_dict(json.loads(json.dumps(whole.state_dict(), allow_nan=False)))
     assert resumed.state_dict() == whole.state_dict() and bool(resumed) == (epochs > 0)
-    for twins in (whole, resumed):
-        twins.add(*drawn(seed + 7))
+    for pairs in (whole, resumed):
+        pairs.add(*drawn(seed + 7))
     assert resumed.state_dict() == whole.state_dict()
     np.testing.assert_array_equal(np.stack(resumed.measured()), np.stack(whole.measured()))

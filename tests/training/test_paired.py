@@ -1,4 +1,4 @@
-"""Twins in a run: which are drawn, what the base scores, and what is made of it."""
+"""Paired base samples in a run: which are drawn, what the base scores, and what is made of it."""
 
 import json
 import shutil
@@ -17,8 +17,8 @@ from marble.harmonise import Harmoniser
 from marble.recipe import load_recipe
 from marble.study.toy.__main__ import build
 from marble.study.toy.model import ToyAdapter
+from marble.training.paired import base_scores, choose
 from marble.training.processes import Processes
-from marble.training.twins import base_scores, choose
 
 NAMES = ["reading", "counting", "similarity", "preference", "vivid"]
 
@@ -106,11 +106,11 @@ def test_a_run_measures_from_the_second_epoch_on_and_uses_it(tmp_path):
     words = ["optim.lr=0.03", "log.samples_every=1", "balance.progress.window=3"]
     recipe, table = run(tmp_path / "run", *words)
     assert measured(table) == [2, 3, 4, 5, 6]
-    assert all(("time/twins" in row) == (row["step"] > 1) for row in table)
+    assert all(("time/paired" in row) == (row["step"] > 1) for row in table)
     state = final_state(tmp_path / "run")[1]["balance"]["harmoniser"]
     parts = build(recipe, torch.device("cpu"))
     now, base = (
-        np.concatenate([np.array(part, dtype=float) for part in state["rule"]["twins"][key]], 1)
+        np.concatenate([np.array(part, dtype=float) for part in state["rule"]["pairs"][key]], 1)
         for key in ("now", "base")
     )
     epochs = [parts.samplers[0][1].epoch(n) for n in (3, 4, 5)]
@@ -119,7 +119,7 @@ def test_a_run_measures_from_the_second_epoch_on_and_uses_it(tmp_path):
     scores = [json.loads(path.read_text())["score"] for path in sorted(advantages(tmp_path))][3:]
     drawn = [np.array(s, dtype=float)[:, choose(e, 36)] for s, e in zip(scores, epochs)]
     np.testing.assert_allclose(now, np.concatenate(drawn, 1), atol=1e-4)
-    # What is logged, and the weights of the last step, are what these twins say.
+    # What is logged, and the weights of the last step, are what these pairs say.
     np.testing.assert_allclose(of(table[-1], "progress"), relative_gains(now, base), rtol=1e-9)
     options = {"beta": 12.0, "window": 3, "redundancy": 4.0}
     balance = Harmoniser("progress", NAMES, options=options)
@@ -138,10 +138,10 @@ def test_once_an_epoch_whatever_its_steps(tmp_path):
     assert measured(table) == [3, 5]
 
 
-def test_without_twins_the_batches_means_count(tmp_path):
+def test_without_pairs_the_batches_means_count(tmp_path):
     words = ["train.steps=12", "balance.progress.redundancy=0", "balance.progress.warmup=3"]
-    _, table = run(tmp_path / "run", "balance.progress.twins=0", *words)
-    assert measured(table) == [] and not any("time/twins" in row for row in table)
+    _, table = run(tmp_path / "run", "balance.progress.paired=0", *words)
+    assert measured(table) == [] and not any("time/paired" in row for row in table)
     found = np.array([of(row, "coefficient") for row in table])
     np.testing.assert_allclose(found[:3], 0.2)  # until the start is known
     means = np.array([of(row, "reward", [f"{n}/mean" for n in NAMES]) for row in table])
@@ -157,8 +157,8 @@ def test_noise_gets_next_to_no_weight_and_the_others_keep_theirs(tmp_path):
     noise = '{name: noise, reward: "marble.rewards.synthetic:Noise", options: {seed: 1}}'
     words = ["train.steps=24", "optim.lr=0.03", f"rewards.add=[{noise}]"]
     words += ["balance.progress.beta=4"]
-    _, table = run(tmp_path / "twins", *words)
-    _, without = run(tmp_path / "means", *words, "balance.progress.twins=0")
+    _, table = run(tmp_path / "pairs", *words)
+    _, without = run(tmp_path / "means", *words, "balance.progress.paired=0")
     later = table[11:]
     assert np.mean([row["progress_trust/noise"] for row in later]) < 0.2
     assert np.mean([row["coefficient/noise"] for row in later]) < 0.04
@@ -187,8 +187,8 @@ def test_an_opponent_of_most_gets_next_to_no_weight_and_that_is_told(tmp_path):
     notes = {step: found for step, found in told.items() if found}
     assert list(notes) == [9]  # the first with a full window
     assert [note for note in notes[9] if "anti" in note] == [
-        "Reward anti wants the opposite of what several others want, and is outvoted: it keeps 5% "
-        "of its weight."
+        "Reward anti is opposed by more rewards than support it (cosines of advantages): it "
+        "keeps 5% of its weight."
     ]
     assert any("noise looks like noise" in note for note in notes[9])
     assert len(notes[9]) == 2
@@ -199,7 +199,7 @@ def test_a_hybrid_uses_them_too(tmp_path, hybrid):
     words = ["balance.method=marble", f"balance.hybrid={hybrid}", "balance.every=2"]
     words += ["optim.lr=0.1", "optim.warmup_steps=0"]
     _, table = run(tmp_path / "run", *words)
-    _, plain = run(tmp_path / "plain", *words, "balance.progress.twins=0")
+    _, plain = run(tmp_path / "plain", *words, "balance.progress.paired=0")
     assert measured(table) == [2, 3, 4, 5, 6] and measured(plain) == []
     found, other = (np.array([of(row, "coefficient") for row in t]) for t in (table, plain))
     same = (found == other).all(1)
@@ -208,7 +208,7 @@ def test_a_hybrid_uses_them_too(tmp_path, hybrid):
 
 @pytest.mark.parametrize("words", [[], ["balance.method=marble", "balance.hybrid=gate"]])
 def test_a_resumed_run_goes_on_with_what_was_measured(tmp_path, words):
-    """Killed after the fifth step, with a window of twins to remember."""
+    """Killed after the fifth step, with a window of pairs to remember."""
     words = [*words, "train.steps=8", "balance.progress.window=3", "balance.every=2"]
     words += ["train.checkpoint_every=1", "train.keep_checkpoints=8"]
     run(tmp_path / "whole", *words)
@@ -257,7 +257,7 @@ def odd(trainer, folder, name, steps):
     return [row for _ in range(steps) for row in one.run_epoch()]
 
 
-def test_a_twin_that_cannot_be_scored_is_told_with_its_step(trainer, tmp_path):
+def test_a_pair_that_cannot_be_scored_is_told_with_its_step(trainer, tmp_path):
     table = odd(trainer, tmp_path, "shy", 4)
     assert [row["reward/shy/skipped"] for row in table] == [0, 0, 1, 0]
     told = [row["step"] for row in table if "skipped 1 of 9" in str(row.get("notes"))]

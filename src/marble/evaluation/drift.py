@@ -1,7 +1,7 @@
 """Cheap image statistics that move first when a model learns to cheat its rewards.
 
 A policy that games a reward seldom hides it: pictures turn gaudy, over-sharp, flat or all alike.
-These numbers cost a tenth of a millisecond a picture of 64 px, need no model, and mean something
+These numbers cost 0.1 ms per picture of 64 px, need no model, and mean something
 only against the same numbers of the base model on the same prompts and seeds.
 """
 
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 _LUMA: Floats = np.array([[0.299, 0.587, 0.114]])
 
 
-def canaries(
+def drift_statistics(
     images: NDArray[np.uint8], groups: Sequence[Hashable] | None = None
 ) -> dict[str, Floats]:
     """Statistics of each picture; uint8 images [n, 3, H, W] → name → [n] (NaN: does not apply).

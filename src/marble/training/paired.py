@@ -1,4 +1,4 @@
-"""Twins of an epoch's pictures: the same prompts and seeds, drawn by the base."""
+"""Paired base samples: prompts and seeds of an epoch's pictures, drawn by the base."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def own_scores(
 ) -> np.ndarray:
     """What the epoch's pictures of `samples` score, [K, n], given `scores_Kn` of the epoch.
 
-    Rewards that compare score them anew: their twins are compared with nothing but these.
+    Rewards that compare pictures score them anew, among just these, as they do the base's.
     """
     if not rewards.compares:
         return scores_Kn

@@ -1,4 +1,4 @@
-"""Progress by twins and votes: weight ∝ preference · votes · trust · exp(−β p̃)."""
+"""Progress by pairs and redundancy: weight ∝ preference · redundancy · trust · exp(−β p̃)."""
 
 import json
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from marble.harmonise import Harmoniser, gate
+from marble.harmonise._paired import PairedScores, shrunk
 from marble.harmonise._redundancy import Redundancy
-from marble.harmonise._twins import Twins, shrunk
 
+from .test_paired import drawn as scores
 from .test_redundancy import drawn as advantages
-from .test_twins import drawn as scores
 
 NAMES = ("a", "b", "c", "d", "e")
 K = len(NAMES)
@@ -38,34 +38,34 @@ def weights(balance):
 def test_the_weight_by_its_factors():
     priorities = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0, "e": 3.0}
     balance = Harmoniser("progress", NAMES, options=OPTIONS, priorities=priorities)
-    follows, twins = Redundancy(K, 2.0), Twins(2)
+    follows, pairs = Redundancy(K, 2.0), PairedScores(2)
     for epoch, rows in enumerate(advantages(1, steps=6)):
         now, base = scores(epoch, gaps=0.1)
         found = tuple(balance.observe_pairs(now, base).values())
         observe(balance, np.zeros(K), rows)
         follows.observe(rows)
-        twins.add(now, base)
-        measured = twins.measured()
+        pairs.add(now, base)
+        measured = pairs.measured()
         np.testing.assert_array_equal(found[0], measured.p_K)
-        trust = measured.trust_K * follows.heard_K
-        factors = list(priorities.values()) * follows.votes_K * np.maximum(trust, 0.05)
+        trust = measured.trust_K * follows.support_K
+        factors = list(priorities.values()) * follows.weight_K * np.maximum(trust, 0.05)
         expected = factors * np.exp(-3.0 * shrunk(measured.p_K, measured.error_K, trust))
         np.testing.assert_allclose(weights(balance), expected / expected.sum(), rtol=1e-12)
     assert measured.trust_K.min() < 0.05 < measured.trust_K.max()  # the floor was reached
 
 
-def test_once_there_are_twins_batch_means_do_not_count():
+def test_once_there_are_pairs_batch_means_do_not_count():
     balance = harmoniser(redundancy=0.0)
     for t in range(20):
         observe(balance, np.arange(K) * 0.1 * t, None)
     by_means = weights(balance)
     assert by_means[0] > 0.5  # it lags
     balance.observe_pairs(*scores(2))
-    by_twins = weights(balance)
+    by_pairs = weights(balance)
     fresh = harmoniser(redundancy=0.0)
     fresh.observe_pairs(*scores(2))
-    np.testing.assert_array_equal(by_twins, weights(fresh))
-    assert np.abs(by_twins - by_means).max() > 0.1
+    np.testing.assert_array_equal(by_pairs, weights(fresh))
+    assert np.abs(by_pairs - by_means).max() > 0.1
 
 
 def test_without_redundancy_agreement_does_not_count():
@@ -78,8 +78,8 @@ def test_without_redundancy_agreement_does_not_count():
     assert weights(sharing)[0] == pytest.approx(1 / 3, abs=0.01)
 
 
-@pytest.mark.parametrize("twins", [False, True])
-def test_copies_weigh_as_two(twins):
+@pytest.mark.parametrize("pairs", [False, True])
+def test_copies_weigh_as_two(pairs):
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((2, 40))
     base = rng.standard_normal((2, 4000))
@@ -88,21 +88,21 @@ def test_copies_weigh_as_two(twins):
     def found(index):
         balance = harmoniser([f"r{i}" for i in range(len(index))], redundancy=16.0)
         observe(balance, np.zeros(len(index)), rows[index])
-        if twins:
+        if pairs:
             balance.observe_pairs(now[index], base[index])
         return weights(balance)
 
     pair, many = found([0, 0, 1]), found([0] * 5 + [1])
     np.testing.assert_allclose(many[:-1], many[0])
     np.testing.assert_allclose([many[:-1].sum(), many[-1]], [2 * pair[0], pair[-1]], rtol=1e-2)
-    if twins:
+    if pairs:
         assert pair[-1] > 1.5 * pair[0]
     else:
         np.testing.assert_allclose(pair, 1 / 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("twins", [False, True])
-def test_one_that_all_oppose_gets_little_however_far_it_falls(twins):
+@pytest.mark.parametrize("pairs", [False, True])
+def test_one_that_all_oppose_gets_little_however_far_it_falls(pairs):
     rng = np.random.default_rng(0)
     rows, base = rng.standard_normal((2, 40)), rng.standard_normal((2, 4000))
     index, sign = [0, 0, 0, 1, 0], np.array([[1.0], [1], [1], [1], [-1]])
@@ -110,7 +110,7 @@ def test_one_that_all_oppose_gets_little_however_far_it_falls(twins):
     balance = harmoniser(("a", "b", "c", "other", "opponent"), redundancy=4.0, warmup=1)
     for t in range(20):
         observe(balance, 0.04 * t * sign[:, 0], sign * rows[index])
-    if twins:
+    if pairs:
         _, trust = seen(balance, sign * base[index] + gain, sign * base[index])
         np.testing.assert_allclose(trust, [1, 1, 1, 1, 0], atol=1e-9)
     found = weights(balance)
@@ -128,7 +128,7 @@ def test_noise_keeps_a_twentieth_of_its_weight():
     np.testing.assert_allclose(weights(balance), [20 / 21, 1 / 21])
 
 
-def test_a_hybrid_takes_its_progress_from_twins():
+def test_a_hybrid_takes_its_progress_from_pairs():
     alone = {**OPTIONS, "redundancy": 0.0}
     balance = Harmoniser("marble", NAMES, hybrid="gate", progress=alone)
     gram = np.full((K, K), 0.9)
@@ -144,7 +144,7 @@ def test_a_hybrid_takes_its_progress_from_twins():
     open_ = gate(alpha, p, 3.0)
     expected = open_ * alpha + (1 - open_) * np.exp(-3.0 * p) / np.exp(-3.0 * p).sum()
     np.testing.assert_allclose(found, expected, rtol=1e-9)
-    assert follows.twins and found[-1] < 0.2
+    assert follows.pairs and found[-1] < 0.2
 
 
 @pytest.mark.parametrize("method", ["progress", "marble"])
@@ -170,3 +170,13 @@ def test_state_survives_json(method):
     np.testing.assert_array_equal(resumed.cached().coefficients_K, half.cached().coefficients_K)
     np.testing.assert_array_equal(go(resumed, range(4, 9)), expected)
     assert resumed.state_dict() == whole.state_dict()
+
+
+def test_a_state_of_an_earlier_version_is_read():
+    balance = harmoniser()
+    balance.observe_pairs(*scores(3))
+    state = json.loads(json.dumps(balance.state_dict()))
+    state["rule"]["twins"] = state["rule"].pop("pairs")
+    resumed = harmoniser()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == balance.state_dict()

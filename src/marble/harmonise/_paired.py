@@ -1,4 +1,4 @@
-"""How far rewards have come, by twins: pictures of one prompt and seed, from the base and now."""
+"""Progress on paired samples: pictures of the same prompt and seed, from the base and now."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from ._linalg import Array, from_json, to_json
 
-# A move of more standard errors than the first may have been learned, of the second surely has.
+# A gain of fewer standard errors than the first counts as none, from the second on as certain.
 _MAYBE, _SURELY = 2.0, 4.0
-# Twins that correlate so far are known again.
+# From this correlation of paired scores on, a reward measures the picture and is no noise.
 _ALIKE = 0.5
 _FEWEST = 3
 # Spreads of progress between rewards, equally probable beforehand: half-Cauchy, half below 0.2 σ.
@@ -19,22 +19,21 @@ _SPREADS = 0.2 * np.tan(0.5 * np.pi * (np.arange(64) + 0.5) / 64)
 
 
 class Measured(NamedTuple):
-    """What twins tell of K rewards."""
+    """Progress of K rewards, from their scores of paired samples."""
 
     p_K: Array
     """Mean gain in standard deviations of the base's scores; NaN where nothing measures it."""
     error_K: Array
     """Standard error of p; NaN likewise."""
     trust_K: Array
-    """0 to 1: is it a score of the picture at all? 1 for one that cannot be measured."""
+    """0 (noise) to 1 (a score of the picture); 1 where it cannot be measured."""
 
 
-class Twins:
-    """The scores of the last `window` epochs' twins, [K, n] each; NaN where a reward does not
-    apply.
+class PairedScores:
+    """Scores of the last `window` epochs' paired samples, [K, n] each; NaN: does not apply.
 
-    The prompts of a batch are easier or harder than those of the last one, which hides how far
-    the model has come; twins differ only by what was learned.
+    Batch means vary with how hard the batch's prompts are, which hides how much the model has
+    learned. Paired samples share prompt and seed, so their difference is due to training alone.
     """
 
     def __init__(self, window: int) -> None:
@@ -50,8 +49,10 @@ class Twins:
         return bool(self._now)
 
     def measured(self) -> Measured:
-        """A reward is trusted that knows a picture's twin again, by their correlation, or that has
-        surely moved. One that does neither is noise, and must not look like one that lags.
+        """Gains, their standard errors, and the trust in each reward.
+
+        A reward is trusted if its paired scores correlate or its gain is certain. One with
+        neither is treated as noise: its missing gain must not look like a reward that lags.
         """
         now_Kn, base_Kn = np.concatenate(self._now, 1), np.concatenate(self._base, 1)
         p_K, error_K, trust_K = (np.full(len(now_Kn), fill) for fill in (np.nan, np.nan, 1.0))
@@ -61,7 +62,7 @@ class Twins:
             if len(base) < _FEWEST or base.std() <= 1e-12:
                 continue
             gain = (now - base) / base.std()
-            # As if one more had moved by σ: few twins, or coarse scores, may all have moved alike.
+            # As if one more pair had gained σ: few pairs, or coarse scores, may all gain the same.
             p_K[k], error_K[k] = gain.mean(), np.sqrt((gain.var() + 1 / len(gain)) / len(gain))
             spread = now.std() * base.std()
             alike = ((now - now.mean()) * (base - base.mean())).mean() / spread if spread else 0.0
@@ -82,14 +83,14 @@ class Twins:
 
 
 def shrunk(p_K: Array, error_K: Array, trust_K: Array) -> Array:
-    """p moved towards its mean as far as differences between rewards may be errors of measurement.
+    """p shrunk towards its mean: differences within their standard error count for little.
 
     With τ the spread of true progress between rewards and e the errors,
 
         p̃_k = p̄ + trust_k·τ²/(τ² + e_k²)·(p_k − p̄),   p̄ weighed by trust/(τ² + e²),
 
-    averaged over what τ may be, given p, rather than at its likeliest: with a handful of rewards
-    that flickers between 0 and the spread of p. Unknown ones count as p̄.
+    τ is integrated out (half-Cauchy prior) instead of set to its mode, which jumps between 0 and
+    the spread of p when rewards are few. Unknown ones count as p̄.
     """
     known = np.isfinite(p_K) & (trust_K > 0.0)
     if not known.any():

@@ -1,0 +1,468 @@
+"""Pictures per GPU-second of the public loop and of ours, with random weights, in one process."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marble.bench import compose
+from marble.bench.compose import Counts
+from marble.bench.public import BATCH, public_adapter
+from marble.bench.random_model import open_pipeline, twin
+from marble.bench.side import Side
+from marble.bench.timing import (
+    alternating,
+    clean,
+    describe,
+    host_waits,
+    matmul_tflops,
+    milliseconds,
+    peak_gb,
+)
+from marble.duration import reward_seconds
+from marble.errors import MarbleError
+from marble.memory import estimate, of_size
+from marble.models.family import Family
+from marble.objectives import objective_class
+from marble.recipe import Recipe, load_recipe
+from marble.training.memory import fitted_batch
+from marble.training.processes import Processes
+
+MANY = 64
+"""A second number of rewards, at which a refresh is measured."""
+TARGETS = {
+    "pictures per second": 3.0,
+    "training": 2.5,
+    "sampling": 2.5,
+    "MARBLE against weighted sum, N = 10": 0.995,
+    "MARBLE against weighted sum, N = 1": 0.92,
+}
+
+
+class Report:
+    """What is known so far, in the file after every part; a part that fails leaves its reason."""
+
+    def __init__(self, out: Path | None, say: Callable[[str], None]) -> None:
+        self.found: dict[str, Any] = {"complete": False, "failures": {}}
+        self._out, self._say = out, say
+        self._started = time.perf_counter()
+
+    def note(self, **more: Any) -> None:
+        for key, value in more.items():
+            if isinstance(value, dict) and isinstance(self.found.get(key), dict):
+                self.found[key] |= value
+            else:
+                self.found[key] = value
+        self.found["seconds"] = round(time.perf_counter() - self._started, 1)
+        if self._out is not None:
+            self._out.parent.mkdir(parents=True, exist_ok=True)
+            self._out.write_text(json.dumps(self.found, indent=2) + "\n")
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._say(f"{time.perf_counter() - self._started:5.0f} s  {name}")
+        try:
+            yield
+        except Exception as error:
+            where = traceback.format_exc().strip().splitlines()[-8:]
+            self.note(failures={name: [describe(error), *where]})
+        clean()
+
+
+def bench_loop(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    device: str | None = None,
+    repeats: int = 3,
+    memory_limit: float | None = None,
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measures both loops in turn, part by part, and puts steps together from the parts.
+
+    The model has the recipe's true size; if its files are not here, its weights are random. What a
+    run also keeps on the device (reward models, text encoders, latents) is taken as empty memory.
+    Rewards are not run: their seconds are those that `marble doctor` counts with.
+    """
+    if torch.cuda.is_available():  # both loops fill the memory: one's blocks must fit the other
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    on = Processes(device).device
+    if memory_limit is not None:
+        _limit(memory_limit, on)
+    recipe = load_recipe(name, overrides)
+    recipe = of_size(recipe, fitted_batch(recipe, on, 1))
+    report = Report(out, say)
+    report.note(**_about(recipe, on, memory_limit))
+    with report.part("model"):
+        bench = Bench(recipe, on, repeats, report)
+    if "model" not in report.found["failures"]:
+        bench.run()
+    report.note(complete=not report.found["failures"])
+    return report.found
+
+
+class Bench:
+    def __init__(self, recipe: Recipe, device: torch.device, repeats: int, report: Report) -> None:
+        self.recipe, self.device, self.repeats, self.report = recipe, device, repeats, report
+        pipeline, family = open_pipeline(recipe, device)
+        options = _adapter_options(recipe, family, device)
+        if device.type == "cuda":
+            pipeline.transformer.to(device)  # so that both loops have the same memory for it
+        public = public_adapter(family, twin(pipeline), options)
+        ours = family.adapter(pipeline, **options)
+        lora = recipe.model.lora
+        for adapter in (public, ours):
+            adapter.add_lora(lora.rank, lora.alpha, targets=lora.targets)
+        _same_weights(public, ours)
+        self.ballast = _ballast(recipe, device)
+        self.public = Side(public, recipe, batch=BATCH, drawn=BATCH)
+        self.ours = Side(
+            ours, recipe, batch=counts(recipe)[1].batch, drawn=recipe.rollout.batch_size
+        )
+        self.sides = {"public": self.public, "ours": self.ours}
+        self.parts: dict[str, dict[str, float]] = {name: {} for name in self.sides}
+        self.many: dict[str, float] = {}
+
+    def run(self) -> None:
+        report = self.report
+        with report.part("limit of the device"):
+            report.note(limit=self._limit())
+        with report.part("sampling and decoding"):
+            self._rollouts()
+        with report.part("training"):
+            self._training()
+        with report.part("refresh"):
+            self._refresh()
+        with report.part("errors of the gradient"):
+            report.note(gradient_errors=self._errors())
+        with report.part("waits of the host"):
+            self._waits()
+        self._compose("steps")
+        with report.part(f"refresh with {MANY} rewards"):
+            self.many = self._recorded(self.ours.marble(MANY), f"refresh, K = {MANY}")
+        with report.part("memory"):
+            self._memory()
+        self._compose("steps, all parts")
+
+    def _compose(self, name: str) -> None:
+        with self.report.part(name):
+            self.report.note(**summary(self.recipe, self.parts, self.many, self.report.found))
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _limit(self) -> dict[str, float]:
+        """FLOPs of a forward, and what the device does in a plain matrix product."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        side = self.public
+        cond = side.adapter.encode([side.texts[0]]).to(self.device)
+        x = torch.zeros(1, *side.adapter.latent_shape, device=self.device)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            side.adapter.velocity(x, torch.full((1,), 0.5, device=self.device), cond)
+        return {
+            "forward_tflop_per_picture": counter.get_total_flops() / 1e12,
+            "matmul_tflops": matmul_tflops(self.device),
+        }
+
+    def _rollouts(self) -> None:
+        with self.public.drawing(), self.ours.drawing():
+            for part in ("sampling", "decoding"):
+                self._timed(part, {name: side.calls[part] for name, side in self.sides.items()})
+        for side in self.parts.values():
+            side["sampling"] /= min(5, self.recipe.rollout.steps)
+        self.ours.merge()
+        merged = milliseconds(self.ours.merge, self.device)
+        self.parts["ours"]["merge"] = merged
+        self.report.note(parts={"merge": {"ours": {"ms": merged}}})
+
+    def _training(self) -> None:
+        public, ours = self.public, self.ours
+        sums = {name: side.weighted_sum() for name, side in self.sides.items()}
+        calls = {
+            "public": public.step(sums["public"], pairs=2, kl=True),
+            "ours": ours.step(sums["ours"], pairs=2, kl=True),
+        }
+        self._timed("kl", calls)
+        calls["ours"] = ours.step(sums["ours"], pairs=2)
+        self._timed("plain", calls)
+        for part in ("kl", "plain"):
+            for side in self.parts.values():
+                side[part] /= 2
+        self._timed("update", {name: side.update for name, side in self.sides.items()})
+
+    def _refresh(self) -> None:
+        found = self._recorded(self.ours.marble(), "refresh")
+        self.parts["ours"] |= found
+
+    def _recorded(self, balancer: Any, name: str) -> dict[str, float]:
+        """ms of a recorded micro-batch, and of what a refresh does once: Gram, solve, gradient."""
+        calls = {
+            "one": self.ours.step(balancer, pairs=1, refresh=True),
+            "two": self.ours.step(balancer, pairs=2, refresh=True),
+        }
+        found = alternating(calls, self.repeats, self.device)
+        self.report.note(parts={name: found})
+        for row in found.values():
+            if "failed" in row:
+                raise RuntimeError(row["failed"])
+        each = found["two"]["ms"] - found["one"]["ms"]
+        return {"recorded": each, "solve": max(0.0, found["one"]["ms"] - each)}
+
+    def _timed(self, part: str, calls: Mapping[str, Callable[[], None]]) -> None:
+        found = alternating(calls, self.repeats, self.device)
+        self.report.note(parts={part: found})
+        for name, row in found.items():
+            if "failed" in row:
+                raise RuntimeError(f"{name}: {row['failed']}")
+            self.parts[name][part] = row["ms"]
+
+    def _errors(self) -> dict[str, Any]:
+        """Relative, of one gradient: ours by the slow path's, beside two splits of the slow path.
+
+        The same samples, timesteps and noise, two timesteps, KL everywhere. `recorded`: the same
+        direction put together from the K gradients of a refresh.
+        """
+        count = max(2, self.ours.batch)
+        slow = self.public.weighted_sum()
+
+        def public(split: int) -> torch.Tensor:
+            self.public.step(slow, pairs=2, kl=True, batch=split, samples=count)()
+            return self.public.gradient()
+
+        def own(measured: bool) -> torch.Tensor:
+            balancer = self.ours.weighted_sum(measured=measured)
+            self.ours.step(balancer, pairs=2, kl=True, refresh=measured, samples=count)()
+            return self.ours.gradient()
+
+        split, other = min(BATCH, count), max(1, min(BATCH, count) * 2 // 3)
+        first, second, fast, recorded = public(split), public(other), own(False), own(True)
+        norm = first.norm()
+        return {
+            "slow, another batch split": float((second - first).norm() / norm),
+            "fast": float((fast - first).norm() / norm),
+            "fast, recorded": float((recorded - first).norm() / norm),
+            "samples": count,
+            "splits": [split, other],
+        }
+
+    def _waits(self) -> None:
+        """Per micro-batch, once a step's first ones are behind it."""
+        plain, marble = self.ours.weighted_sum(), self.ours.marble()
+        kinds = {
+            "ordinary": partial(self.ours.step, plain),
+            "with KL": partial(self.ours.step, plain, kl=True),
+            "recorded": partial(self.ours.step, marble, refresh=True),
+        }
+        found = {}
+        for name, make in kinds.items():
+            few, more = (host_waits(make(pairs=n), self.device) for n in (1, 3))
+            if few is not None and more is not None:
+                found[name] = {"per micro-batch": (more - few) / 2, "per step": few}
+        self.report.note(host_waits=found)
+
+    def _memory(self) -> None:
+        """Peaks of our loop, once nothing of the other is left but the weights they share."""
+        ours = self.ours
+        if self.device.type != "cuda":
+            return
+        peaks = {}
+        with self.public.drawing():
+            peaks["public, sampling"] = peak_gb(self.public.calls["sampling"], self.device)
+        call = self.public.step(self.public.weighted_sum(), kl=True)
+        peaks["public, training"] = peak_gb(call, self.device)
+        self.sides.pop("public")
+        del self.public, call
+        clean()
+        with ours.drawing():
+            for part, call in ours.calls.items():
+                peaks[f"ours, {part}"] = peak_gb(call, self.device)
+        peaks["ours, weighted sum"] = peak_gb(ours.step(ours.weighted_sum(), kl=True), self.device)
+        balancer = ours.marble()
+        peaks["ours, refresh"] = peak_gb(ours.step(balancer, refresh=True), self.device)
+        peaks["ours, MARBLE"] = peak_gb(ours.step(balancer, kl=True), self.device)
+        self.report.note(peak_memory_gb=peaks)
+
+
+def summary(
+    recipe: Recipe,
+    parts: Mapping[str, Mapping[str, float]],
+    many: Mapping[str, float],
+    found: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Whole steps, their speeds and ratios, from what was measured."""
+    public, own = counts(recipe)
+    scoring = reward_seconds(recipe)
+    slow = compose.step(parts["public"], public, refresh=False)
+    ordinary = compose.step(parts["ours"], own, refresh=False)
+    steps = {"public": slow, "ours, weighted sum": ordinary}
+    if "recorded" in parts["ours"]:
+        refresh = compose.step(parts["ours"], own, refresh=True)
+        steps["ours, MARBLE N = 10"] = compose.mean_step(ordinary, refresh, 10)
+        steps["ours, MARBLE N = 1"] = refresh
+    speeds = {name: compose.speed(phases, own.pictures, scoring) for name, phases in steps.items()}
+    rated = {name: row["pictures_per_gpu_second"] for name, row in speeds.items()}
+    best = "ours, MARBLE N = 10" if "recorded" in parts["ours"] else "ours, weighted sum"
+    trained = {name: compose.training_of(phases) for name, phases in steps.items()}
+    ratios = {
+        "pictures per second": rated[best] / rated["public"],
+        "training": trained["public"] / trained[best],
+        "sampling": slow["sampling"] / ordinary["sampling"],
+        "decoding": slow["decoding"] / ordinary["decoding"],
+    }
+    summed = trained["ours, weighted sum"]
+    if "recorded" in parts["ours"]:
+        for every in (10, 1):
+            speed = rated[f"ours, MARBLE N = {every}"] / rated["ours, weighted sum"]
+            ratios[f"MARBLE against weighted sum, N = {every}"] = speed
+        ratios["refresh by ordinary step, training"] = trained["ours, MARBLE N = 1"] / summed
+    if many:
+        wide = compose.step({**parts["ours"], **many}, own, refresh=True)
+        ratios[f"refresh by ordinary step, training, K = {MANY}"] = (
+            compose.training_of(wide) / summed
+        )
+    peaks = found.get("peak_memory_gb") or {}
+    if peaks.get("ours, weighted sum"):
+        ratios["memory of MARBLE by weighted sum"] = (
+            max(peaks["ours, MARBLE"], peaks["ours, refresh"]) / peaks["ours, weighted sum"]
+        )
+    return {
+        "steps": {name: {"phases_ms": steps[name], **row} for name, row in speeds.items()},
+        "ratios": ratios,
+        "targets": TARGETS,
+        "use_of_device": _use(recipe, parts, (public, own), found),
+    }
+
+
+def counts(recipe: Recipe) -> tuple[Counts, Counts]:
+    """Of the public loop and of ours: an epoch's step on one GPU."""
+    pictures = recipe.samples_per_epoch // recipe.train.steps_per_epoch
+    pairs = objective_class(recipe.objective.name)(recipe.objective).pairs(recipe)
+    steps, kl = recipe.rollout.steps, recipe.objective.kl > 0
+    public = Counts(pictures, steps, BATCH, pairs, BATCH, 1, 1.0)
+    own = Counts(
+        pictures,
+        steps,
+        recipe.rollout.batch_size,
+        pairs,
+        recipe.train.batch_size or BATCH,
+        recipe.objective.kl_every if kl else 0,
+        recipe.balance.probe,
+    )
+    return public, own
+
+
+def _use(
+    recipe: Recipe,
+    parts: Mapping[str, Mapping[str, float]],
+    made: tuple[Counts, Counts],
+    found: Mapping[str, Any],
+) -> dict[str, Any]:
+    """TFLOP/s of the parts, and their share of what a plain matrix product reaches.
+
+    A backward pass through frozen weights counts as one forward. `plain` is v_old, v_θ and a
+    backward; `kl` has v_ref too; `recorded` has a second backward.
+    """
+    if "limit" not in found:
+        return {}
+    forward = found["limit"]["forward_tflop_per_picture"]
+    passes = {"sampling": 1, "plain": 3, "kl": 4, "recorded": 4}
+    table: dict[str, Any] = {}
+    for (name, measured), count in zip(parts.items(), made):
+        for part, number in passes.items():
+            if part not in measured or (name, part) == ("public", "plain"):
+                continue
+            batch = count.rollout_batch if part == "sampling" else count.batch
+            rate = number * batch * forward / measured[part] * 1e3
+            share = rate / found["limit"]["matmul_tflops"]
+            table[f"{name}, {part}"] = {"tflops": rate, "share_of_limit": share}
+    return table
+
+
+def _about(recipe: Recipe, device: torch.device, memory_limit: float | None) -> dict[str, Any]:
+    import diffusers
+    import peft
+
+    from marble import __version__
+
+    public, own = counts(recipe)
+    return {
+        "what": f"{recipe.name}: the public loop and ours, alternating in one process",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "versions": {
+            "marble": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "diffusers": diffusers.__version__,
+            "peft": peft.__version__,
+        },
+        "setup": {
+            "recipe": recipe.name,
+            "model": recipe.model.path,
+            "resolution": recipe.model.resolution,
+            "gradient_checkpointing": recipe.model.gradient_checkpointing,
+            "rewards": len(recipe.rewards.train),
+            "reward_seconds_per_picture": reward_seconds(recipe),
+            "memory_limit_gb": memory_limit,
+            "public": vars(public),
+            "ours": vars(own),
+        },
+    }
+
+
+def _adapter_options(recipe: Recipe, family: type[Family], device: torch.device) -> dict[str, Any]:
+    """As `models.build` gives them to the recipe's adapter."""
+    model = recipe.model
+    return {
+        "options": family.Options.model_validate(model.options),
+        "device": str(device),
+        "dtype": model.dtype,
+        "precision": recipe.train.precision,
+        "resolution": model.resolution,
+        "max_sequence_length": model.max_sequence_length,
+        "truncate_prompts": model.truncate_prompts,
+        "gradient_checkpointing": model.gradient_checkpointing,
+        "compile": model.compile,
+    }
+
+
+def _same_weights(public: Any, ours: Any) -> None:
+    """LoRA weights away from the start, where half of the gradients are zero; v_old beside v_θ."""
+    generator = torch.Generator().manual_seed(1)
+    for name in ("default", "old"):
+        values = {
+            key: 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter)
+            for key, parameter in sorted(ours.lora_parameters(name).items())
+        }
+        for adapter in (public, ours):
+            adapter.load_lora_state(name, values)
+
+
+def _ballast(recipe: Recipe, device: torch.device) -> torch.Tensor | None:
+    """Memory of what a run keeps on the device beside the denoiser, the VAE and the LoRA."""
+    if device.type != "cuda":
+        return None
+    held = estimate(recipe).held
+    size = sum(held[name] for name in ("rewards", "text encoders", "latents of two epochs"))
+    return torch.empty(int(size * 1e9), dtype=torch.uint8, device=device)
+
+
+def _limit(gigabytes: float, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise MarbleError("--memory-limit: is for a GPU; this is a CPU")
+    total = torch.cuda.get_device_properties(device).total_memory
+    if gigabytes * 1e9 > total:
+        raise MarbleError(f"--memory-limit {gigabytes:g}: the GPU has {total / 1e9:.0f} GB")
+    torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total, device)

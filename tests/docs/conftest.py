@@ -1,0 +1,3 @@
+from _command import marble, toy, trained
+
+__all__ = ["marble", "toy", "trained"]
