@@ -199,3 +199,24 @@ def test_gradient_checkpointing_changes_nothing(folder, randomise):
         grads.append([p.grad for p in adapter.lora_parameters().values()])
     assert any(g.abs().max() > 0 for g in grads[0])
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*grads))
+
+
+def test_prompts_stay_on_the_device_and_the_least_used_leave(folder, monkeypatch):
+    """The device is a word here; its tensors are on the CPU like the others."""
+    from marble.models import base
+
+    adapter = load(str(folder))
+    wanted = adapter.encode(["a", "b", "a"])
+    resident = adapter._on_device = base.PromptCache(adapter.cache.bytes)  # two prompts
+    monkeypatch.setattr(adapter, "device", type("Gpu", (), {"type": "cuda"})())
+    found = adapter.encode(["a", "b", "a"])
+    assert all(torch.equal(found.tensors[k], wanted.tensors[k]) for k in wanted.tensors)
+    kept = resident.get("a").tensors
+    adapter.encode(["b"])
+    adapter.encode(["a"])
+    assert resident.get("a").tensors is kept and len(resident) == 2
+    monkeypatch.setattr(adapter, "device", torch.device("cpu"))
+    adapter.prepare(["c"])
+    monkeypatch.setattr(adapter, "device", type("Gpu", (), {"type": "cuda"})())
+    adapter.encode(["c"])
+    assert "c" in resident and "b" not in resident

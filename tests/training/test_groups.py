@@ -132,7 +132,12 @@ class Drawing:
     def encode(self, prompts):
         return prompts
 
-    def using(self, policy):
+    prepare = encode
+
+    def drawing(self, policy, steered):
+        return torch.no_grad()
+
+    def preferring(self, weights):
         return torch.no_grad()
 
     def sample(self, cond, seeds, **_):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 import torch
@@ -85,7 +85,8 @@ class _Public(PipelineAdapter):
         finally:
             switch(False, ["default"])
 
-    drawing = using
+    def drawing(self, name: str, *, steered: bool = False) -> AbstractContextManager[None]:
+        return self.using(name)
 
     @torch.no_grad()
     def sample(

@@ -92,10 +92,10 @@ def _padded(value: Tensor, length: int) -> Tensor:
 
 
 class PromptCache:
-    """Prompt → its tensors on the CPU, least recently used dropped beyond `max_bytes`."""
+    """Prompt → its tensors on `device`, least recently used dropped beyond `max_bytes`."""
 
-    def __init__(self, max_bytes: int = 8 << 30) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int = 8 << 30, device: str | torch.device = "cpu") -> None:
+        self.max_bytes, self.device = max_bytes, device
         self.bytes = 0
         self._entries: OrderedDict[str, Conditioning] = OrderedDict()
 
@@ -107,7 +107,8 @@ class PromptCache:
 
     def put(self, prompt: str, row: Conditioning) -> None:
         """Stores one prompt's row; copies, so that no larger batch stays alive behind it."""
-        row = row._with({k: v.detach().cpu().clone() for k, v in row.tensors.items()}, row.counts)
+        tensors = {k: v.detach().to(self.device, copy=True) for k, v in row.tensors.items()}
+        row = row._with(tensors, row.counts)
         if prompt in self._entries:
             self.bytes -= _size(self._entries.pop(prompt))
         self._entries[prompt] = row

@@ -8,7 +8,7 @@ Importing a family's file must stay cheap: diffusers is imported inside its func
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -72,13 +72,17 @@ class Facts:
 
     def lora_parameters(self, rank: int, targets: Sequence[str] | None = None) -> int:
         """Of all adapted layers, r·(in + out) each."""
-        endings = tuple(self.lora_targets if targets is None else targets)
-        total = 0
+        return sum(rank * (shape[0] + shape[1]) for shape in self._adapted(targets))
+
+    def adapted_parameters(self, targets: Sequence[str] | None = None) -> int:
+        """Frozen weights of all adapted layers, in·out each."""
+        return sum(shape[0] * shape[1] for shape in self._adapted(targets))
+
+    def _adapted(self, targets: Sequence[str] | None) -> Iterator[Sequence[int]]:
+        endings = tuple(f".{e}" for e in (self.lora_targets if targets is None else targets))
         for name, shape in self.shapes.items():
-            layer = f".{name.removesuffix('.weight')}"
-            if name.endswith(".weight") and layer.endswith(tuple(f".{e}" for e in endings)):
-                total += rank * (shape[0] + shape[1])
-        return total
+            if name.endswith(".weight") and f".{name.removesuffix('.weight')}".endswith(endings):
+                yield shape
 
 
 @dataclass(frozen=True)

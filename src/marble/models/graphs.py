@@ -27,7 +27,8 @@ class Graphs:
     def __init__(
         self, velocity: Pass, say: Callable[[str], None], *, record: Record | None = None
     ) -> None:
-        self._velocity, self._say, self._record = velocity, say, record or record_cuda
+        self._velocity, self._say = velocity, say
+        self._record: Record | None = record or record_cuda
         self._recorded: dict[Any, _Recording | None] = {}
         self._seen: set[Any] = set()
         self.replayed = 0

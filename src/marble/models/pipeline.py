@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from marble.errors import MarbleError
 from marble.models import compiling
 from marble.models.base import Adapter
+from marble.models.decoding import Decoder, levels
 from marble.models.folder import pipeline_index
 from marble.models.precision import DTYPES
 from marble.options import Section
@@ -71,6 +72,7 @@ class PipelineAdapter(Adapter):
     ) -> None:
         super().__init__(device, dtype, precision)
         self.pipeline, self.options = pipeline, options
+        self._decoder: Decoder | None = None
         self.max_tokens = self.text_tokens if max_sequence_length is None else max_sequence_length
         self.truncate_prompts = truncate_prompts
         if self.max_tokens > self.text_tokens_most:
@@ -100,7 +102,7 @@ class PipelineAdapter(Adapter):
 
                     cpu_offload(part, self.device)
         vae = self.pipeline.vae
-        with quiet():  # decoding in 16 bits costs visible levels and saves little
+        with quiet():  # bf16 would cost visible levels; see `decoding` for fp16
             vae.to(torch.float32)
         if not any(p.dim() == 5 for p in vae.parameters()):
             vae.to(memory_format=torch.channels_last)  # convolutions run a third faster
@@ -199,6 +201,14 @@ class PipelineAdapter(Adapter):
             raise MarbleError(f"model.resolution={resolution}: must be a multiple of {unit}")
         return default if resolution is None else resolution
 
+    def _decoded(self, latents: Tensor) -> Tensor:
+        if self.device.type == "cpu":
+            decoded: Tensor = self.pipeline.vae.decode(latents, return_dict=False)[0]
+            return decoded
+        if self._decoder is None:
+            self._decoder = Decoder(self.pipeline.vae, lambda line: self.say(line))
+        return self._decoder(latents)
+
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:
         latents = self._for_vae(latents.float())
@@ -209,9 +219,8 @@ class PipelineAdapter(Adapter):
         for part in latents.split(size):
             layout = torch.channels_last if part.dim() == 4 else torch.preserve_format
             part = part.to(self.device, memory_format=layout)
-            picture = self._picture(self.pipeline.vae.decode(part, return_dict=False)[0])
-            levels = (picture / 2 + 0.5).clamp(0, 1) * 255
-            pictures.append(levels.round().to(torch.uint8).cpu())
+            picture = self._picture(self._decoded(part))
+            pictures.append(levels(picture).to(torch.uint8).cpu())
         return torch.cat(pictures)
 
 

@@ -82,9 +82,7 @@ def make_rollout(
     sde: settings of the sampler `sde`; its noisy steps are kept with `keep_path`.
     """
     started = time.perf_counter()
-    # All prompts at once: encoders that wait in main memory come to the device a single time.
-    if samples:
-        adapter.encode(list(dict.fromkeys(s.prompt.text for s in samples)))
+    adapter.prepare(list(dict.fromkeys(s.prompt.text for s in samples)))
     latents: list[Tensor] = []
     images: list[Tensor] = []
     scores: list[Future[np.ndarray] | np.ndarray] = []
