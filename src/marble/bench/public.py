@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -85,8 +85,10 @@ class _Public(PipelineAdapter):
         finally:
             switch(False, ["default"])
 
-    def drawing(self, name: str, *, steered: bool = False) -> AbstractContextManager[None]:
-        return self.using(name)
+    @contextmanager
+    def drawing(self, name: str, *, steered: bool = False) -> Iterator[None]:
+        with self.using(name):
+            yield
 
     @torch.no_grad()
     def sample(
