@@ -55,6 +55,8 @@ class Adapter(ABC):
         self.sliders: Sliders | None = None
         self._gates: Gates | None = None
         self.compiled: Compiled | None = None
+        self.replays = False
+        """Whether a small model's passes are replayed as CUDA graphs while it draws."""
         self._graphs: Graphs | None = None
         self.say: Callable[[str], None] = _to_stderr
         """Where a line for the user goes; a run with a display of its own sets it."""
@@ -247,7 +249,7 @@ class Adapter(ABC):
         gpu, plain = self.device.type == "cuda", name == lora.BASE or merge.mergeable(model)
         merges = gpu and plain and name != lora.BASE and not steered
         with merge.merged(model, name) if merges else self.using(name):
-            if gpu and plain and self.compiled is None and self._is_small():
+            if gpu and plain and self.replays and self.compiled is None and self._is_small():
                 self._graphs = Graphs(self.velocity, self.say)
             try:
                 yield
