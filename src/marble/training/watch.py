@@ -203,7 +203,8 @@ class Watch:
             parts.append(
                 f"{what} on the held-out probe is {value:+.2f} σ ({self.names[lowest]} "
                 f"{gains[lowest]:+.2f} σ), clearly below "
-                f"{best if self.peak_step else 'the untouched model'}, {self.doubts} probes in a row"
+                f"{best if self.peak_step else 'the untouched model'}, "
+                f"{self.doubts} probes in a row"
             )
         if variety < LEAST_DIVERSITY:
             parts.append(f"pictures of one prompt differ {variety:.0%} as much as the base's")
