@@ -128,4 +128,5 @@ def masked(text: str, folders: dict[str, str], numbers: bool) -> str:
     if numbers:
         text = re.sub(r"(?<![\w/.:-])[-+−]?\d[\d.,:]*(e[-+]?\d+)?%?(?![\w/-])", "N", text)
         text = re.sub(r"(?<=\S)  +", "  ", text)
+        text = re.sub(r"^  +", "  ", text, flags=re.MULTILINE)  # titles are centred over figures
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

@@ -346,6 +346,7 @@ class Trainer:
         state.restore_policy(self, saved)
         self.lr_scale /= 2
         self.watch.rollbacks += 1
+        self.watch.doubts = 0
 
     def write_lora(self, folder: Path) -> None:
         """The averaged weights, which evaluation uses, as diffusers loads them."""
