@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 SHAPE = re.compile(r"(?P<cell>.+)-seed(?P<seed>\d+)$")
+BLOCK = re.compile(r"(<!-- steer front -->\n).*?(<!-- end of front -->)", re.DOTALL)
 LINE = 5
 """Settings of a slider, evenly over its range."""
 
@@ -282,6 +283,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the recipe, e.g. eval.prompts=16")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device")
+    parser.add_argument("--docs", type=Path, help="write the result into this page's block")
     asked = parser.parse_args()
     words = ["eval.prompts=64", "eval.images_per_prompt=2", *asked.overrides]
     out = asked.folder / "front"
@@ -295,6 +297,9 @@ def main() -> None:
     found = summary(asked.folder)
     (asked.folder / "front.json").write_text(json.dumps(found, indent=1) + "\n")
     (asked.folder / "front.md").write_text(markdown(found))
+    if asked.docs is not None:
+        page = asked.docs.read_text()
+        asked.docs.write_text(BLOCK.sub(lambda m: f"{m[1]}{markdown(found)}{m[2]}", page, count=1))
     print(markdown(found))
 
 

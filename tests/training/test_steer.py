@@ -143,6 +143,24 @@ def test_resumed_it_goes_on_bit_for_bit(trainer):
         assert torch.equal(resumed.parameters[name], value)
 
 
+@pytest.mark.parametrize("objective", ["awm", "dpo", "grpo"])
+def test_every_objective_can_be_steered(trainer, objective):
+    words = ["balance.options.most=2.0", f"objective.name={objective}", "data.images_per_prompt=4"]
+    if objective == "grpo":
+        words += ["rollout.sampler=sde", "eval.sampler=euler"]
+    run = trainer("balance.method=steer", "model.lora={rank: 7, alpha: 14}", *words)
+    before = run.adapter.lora_state()
+    (row,) = run.run_epoch()
+    assert row["skipped"] == 0 and np.isfinite(row["loss"])
+    for part, rows in run.adapter.sliders.parts.items():
+        moved = [
+            (v[rows] - before[n][rows]).abs().max()
+            for n, v in run.adapter.lora_state().items()
+            if ".lora_A." in n
+        ]
+        assert max(moved) > 0, part
+
+
 def test_what_cannot_be_steered_is_refused(toy):
     with pytest.raises(MarbleError, match=r"model\.lora\.rank=2: 3 sliders of rank 1"):
         toy.recipe("balance.method=steer")
