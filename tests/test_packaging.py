@@ -53,7 +53,7 @@ def test_contributors_files_are_whole():
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     checks = [hook["entry"].removeprefix(".venv/bin/") for hook in hooks["repos"][0]["hooks"]]
     made = (ROOT / "Makefile").read_text()
-    assert {c.split()[0] for c in checks} == {"ruff", "mypy"}
+    assert {c.split()[0] for c in checks} == {"ruff", "mypy", "python"}
     assert all(f"$(BIN)/{tool}" in made for tool in ("ruff check", "ruff format", "mypy"))
     runs = (ROOT / ".ci" / "run").read_text()
     assert "make check" in runs and "make test" in runs

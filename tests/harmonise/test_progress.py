@@ -53,7 +53,7 @@ def test_range_units_measure_the_way_to_the_ceiling():
 def test_range_units_by_hand_also_for_one_that_starts_at_its_ceiling():
     """p = (R̄ − R(0)) / max(ceiling − R(0), 5 % of the range)."""
     ranges = {"slow": (-1.0, 3.0), "fast": (0.0, 10.0)}
-    options = {"beta": 2.0, "units": "range", "ranges": ranges, "twins": 0, "redundancy": 0.0}
+    options = {"beta": 2.0, "units": "range", "ranges": ranges, "paired": 0, "redundancy": 0.0}
     path = [[0.02 * t, 10.0 - 0.01 * t] for t in range(20)]
     found = follow(Harmoniser("progress", NAMES, options=options), path)
     start = np.mean(path[:5], axis=0)

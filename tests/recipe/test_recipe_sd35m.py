@@ -8,10 +8,11 @@ from marble.rewards import REGISTRY
 NAMES = [name for name in list_recipes() if name.startswith("sd35m-")]
 
 
-def test_all_five_are_there():
+def test_all_are_there():
     assert sorted(NAMES) == [
         "sd35m-5rewards",
         "sd35m-5rewards-1gpu",
+        "sd35m-paper",
         "sd35m-sequential",
         "sd35m-single",
         "sd35m-weighted-sum",
@@ -30,7 +31,7 @@ def test_rewards_are_registered_and_train_on_five(name):
 
 
 def test_published_settings():
-    r = load_recipe("sd35m-5rewards")
+    r = load_recipe("sd35m-paper")
     assert (r.model.resolution, r.model.dtype) == (512, "bf16")
     assert (r.model.lora.rank, r.model.lora.alpha, r.model.lora.init) == (32, 64, "gaussian")
     assert (r.data.prompts_per_epoch, r.data.images_per_prompt) == (48, 24)
@@ -42,7 +43,8 @@ def test_published_settings():
     assert (r.optim.lr, r.optim.betas, r.optim.weight_decay) == (3e-4, [0.9, 0.999], 1e-4)
     assert (r.optim.grad_clip, r.optim.ema_cap) == (1, 0.9)
     assert (r.balance.method, r.balance.every, r.balance.rho) == ("marble-paper", 10, 0.7)
-    assert (r.train.batch_size, r.train.steps_per_epoch) == (None, 1)  # by the memory
+    assert (r.train.batch_size, r.train.steps_per_epoch) == (9, 1)
+    assert (r.balance.probe, r.objective.kl_every) == (1, 1)
     assert r.rollout.old_decay.at(500) == 0.5 and r.rollout.old_decay.at(2000) == 0.95
 
 
@@ -51,6 +53,20 @@ def differences(a, b, path=""):
         keys = {*a, *b}
         return {d for k in keys for d in differences(a.get(k), b.get(k), f"{path}{k}.")}
     return set() if a == b else {path.rstrip(".")}
+
+
+def test_the_default_differs_from_the_published_one_in_the_rule_and_in_what_saves_time():
+    ours, paper = (load_recipe(n).model_dump() for n in ("sd35m-5rewards", "sd35m-paper"))
+    assert differences(ours, paper) == {
+        "name",
+        "description",
+        "balance.method",
+        "balance.target",
+        "balance.drop_silent",
+        "balance.probe",
+        "objective.kl_every",
+        "train.batch_size",
+    }
 
 
 def test_the_one_gpu_recipe_differs_only_in_what_saves_memory_or_time():

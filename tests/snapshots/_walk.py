@@ -11,7 +11,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from _runs import Spec, make_run
 
 VERBS = (
-    *("train", "eval", "compare", "report", "diagnose", "geometry", "sample", "study", "serve"),
+    *(
+        "train",
+        "eval",
+        "compare",
+        "report",
+        "diagnose",
+        "geometry",
+        "sample",
+        "merge",
+        "study",
+        "serve",
+    ),
     *("prompts", "recipes", "doctor", "bench"),
 )
 BENCHES = ("gradients", "solver", "train", "loop", "studio", "checkpoint")
@@ -117,4 +128,5 @@ def masked(text: str, folders: dict[str, str], numbers: bool) -> str:
     if numbers:
         text = re.sub(r"(?<![\w/.:-])[-+−]?\d[\d.,:]*(e[-+]?\d+)?%?(?![\w/-])", "N", text)
         text = re.sub(r"(?<=\S)  +", "  ", text)
+        text = re.sub(r"^  +", "  ", text, flags=re.MULTILINE)  # titles are centred over figures
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

@@ -19,7 +19,7 @@ import torch
 from marble.bench import compose
 from marble.bench.compose import Counts
 from marble.bench.public import BATCH, public_adapter
-from marble.bench.random_model import open_pipeline, twin
+from marble.bench.random_model import copy_of, open_pipeline
 from marble.bench.side import Side
 from marble.bench.timing import (
     alternating,
@@ -120,7 +120,7 @@ class Bench:
         options = _adapter_options(recipe, family, device)
         if device.type == "cuda":
             pipeline.transformer.to(device)  # so that both loops have the same memory for it
-        public = public_adapter(family, twin(pipeline), options)
+        public = public_adapter(family, copy_of(pipeline), options)
         ours = family.adapter(pipeline, **options)
         lora = recipe.model.lora
         for adapter in (public, ours):

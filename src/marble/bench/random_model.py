@@ -122,7 +122,7 @@ def filled(kind: type[Any], config: dict[str, Any], dtype: torch.dtype, device: 
     return model
 
 
-def twin(pipeline: Any) -> Any:
+def copy_of(pipeline: Any) -> Any:
     """A pipeline with modules of its own and the same memory for the transformer's weights."""
     memo: dict[int, Any] = {}
     for tensor in (*pipeline.transformer.parameters(), *pipeline.transformer.buffers()):

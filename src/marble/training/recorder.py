@@ -13,6 +13,7 @@ from rich.console import Console
 
 from marble.evaluation.drift import drift_statistics
 from marble.recipe import Recipe
+from marble.training import front
 from marble.training.borrow import take_base
 from marble.training.checkpoint import State, best_complete, load_state, step_name
 from marble.training.closing import closing_table, write_model_card
@@ -137,6 +138,27 @@ class Recorder:
             values = saved["ema" if self.recipe.eval.ema else "live"]
             self._evaluate(trainer, "trained", display, step=step, values=values)
             self.files.settle()
+
+    def front(self, trainer: Trainer, display: Display) -> None:
+        """At the end of a run with sliders: the best checkpoint at many settings of them."""
+        adapter, parts, sliders = trainer.adapter, trainer.parts, trainer.adapter.sliders
+        samples = front.some_groups(parts.probe_samples, front.MEASURED)
+        if sliders is None or not samples:
+            return
+        step = trainer.watch.best_step or trainer.step
+        values = trainer.ema if self.recipe.eval.ema else adapter.lora_state()
+        if step != trainer.step:
+            values = self._best_state().tensors["ema" if self.recipe.eval.ema else "live"]
+        weights = front.settings(sliders)
+        display.doing(f"drawing {len(samples)} pictures at {len(weights)} settings of the sliders")
+        common = ([parts.rewards.unwatched()], samples, self.recipe, self.processes)
+        base = evaluate_policy(adapter, *common, policy="base")
+        states = {label: sliders.at(values, w) for label, w in weights.items()}
+        found = dict(front.measured(adapter, *common, states))
+        self.files.attempt(
+            lambda: front.write_front(self.path / "front", step, sliders, weights, base, found)
+        )
+        self.files.settle()
 
     def end(self, trainer: Trainer, reason: str | None, console: Console) -> None:
         """Closing words: the table before → after, and where everything lies."""

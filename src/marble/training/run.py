@@ -186,6 +186,7 @@ def _loop(
                 break
         if collapsed or trainer.finished:
             recorder.evaluate_best(trainer, display)
+            recorder.front(trainer, display)
     reason = collapsed
     if reason is None and not trainer.finished:
         reason = stop.reason or "another process was asked to stop"
