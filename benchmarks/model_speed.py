@@ -331,7 +331,7 @@ def studio(bench: Bench) -> None:
     """A step of 576 pictures without its rewards: drawn, decoded, trained on."""
     from marble.models.build import build_adapter as build_studio
 
-    recipe = load_recipe("studio")
+    recipe = load_recipe("studio", ["model.compile=auto"])
     adapter = build_studio(recipe, bench.device)
     adapter.add_lora(32, 64)
     pictures = 4 if bench.args.tiny else 576

@@ -1,18 +1,23 @@
 """Base beside trained on the same held-out prompts and seeds, from a run folder, as one PNG.
 
 python scripts/before_after.py runs/studio-… -o docs/img/before_after.png
+marble eval studio-trained --out longer && python scripts/before_after.py runs/studio-… \
+    --also "studio-gpu=longer" --label "make train"
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
 from marble.evaluation import read_run
 
-SIDE, GAP, TEXT = 96, 6, 26
+SIDE, GAP, TEXT, MARGIN = 96, 6, 26, 64
+FINE = Image.Resampling.LANCZOS
 
 
 def main() -> None:
@@ -21,14 +26,23 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/img/before_after.png"))
     parser.add_argument("--columns", type=int, default=8)
     parser.add_argument("--rows", type=int, default=1, help="pairs of rows for each source")
+    parser.add_argument("--label", default="trained", help="of the run's row")
+    parser.add_argument(
+        "--also", action="append", default=[], help="LABEL=FOLDER of `marble eval --out FOLDER`"
+    )
     args = parser.parse_args()
     run = read_run(args.run)
     if run.base is None or run.last is None:
         raise SystemExit(
             f"{args.run}: needs an evaluation of the base and one of the trained model"
         )
-    before = {entry["id"]: entry for entry in run.base.samples}
     after = run.last.samples
+    rows = {"base": _files(run.base.folder, run.base.samples)}
+    rows[args.label] = _files(run.last.folder, after)
+    for word in args.also:
+        label, _, folder = word.partition("=")
+        samples = json.loads((Path(folder) / "index.json").read_text())["samples"]
+        rows[label] = _files(Path(folder), samples)
     blocks = []
     for source in dict.fromkeys(entry["source"] for entry in after):
         entries = [entry for entry in after if entry["source"] == source]
@@ -37,25 +51,28 @@ def main() -> None:
         chosen = [entries[i * len(entries) // count] for i in range(min(count, len(entries)))]
         for start in range(0, len(chosen), args.columns):
             blocks.append(chosen[start : start + args.columns])
-    width = 60 + args.columns * (SIDE + GAP)
-    height = len(blocks) * (2 * SIDE + TEXT + 3 * GAP)
-    sheet = Image.new("RGB", (width, height), "white")
+    width = MARGIN + args.columns * (SIDE + GAP)
+    height = len(rows) * (SIDE + GAP) + TEXT + GAP
+    sheet = Image.new("RGB", (width, len(blocks) * height), "white")
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(10)
     for b, block in enumerate(blocks):
-        top = b * (2 * SIDE + TEXT + 3 * GAP)
-        for row, label in enumerate(("base", "trained")):
-            draw.text((4, top + row * (SIDE + GAP) + SIDE // 2), label, fill="black", font=font)
+        for r, (label, files) in enumerate(rows.items()):
+            top = b * height + r * (SIDE + GAP)
+            draw.text((4, top + SIDE // 2), label, fill="black", font=font)
+            for column, entry in enumerate(block):
+                picture = Image.open(files[entry["id"]]).resize((SIDE, SIDE), FINE)
+                sheet.paste(picture, (MARGIN + column * (SIDE + GAP), top))
         for column, entry in enumerate(block):
-            left = 60 + column * (SIDE + GAP)
-            pair = (run.base.folder / before[entry["id"]]["file"], run.last.folder / entry["file"])
-            for row, file in enumerate(pair):
-                picture = Image.open(file).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
-                sheet.paste(picture, (left, top + row * (SIDE + GAP)))
-            _caption(draw, entry["prompt"], left, top + 2 * (SIDE + GAP), font)
+            left, below = MARGIN + column * (SIDE + GAP), b * height + len(rows) * (SIDE + GAP)
+            _caption(draw, entry["prompt"], left, below, font)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(args.out, optimize=True)
     print(args.out)
+
+
+def _files(folder: Path, samples: list[dict[str, Any]]) -> dict[int, Path]:
+    return {entry["id"]: folder / entry["file"] for entry in samples}
 
 
 def _caption(

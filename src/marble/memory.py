@@ -122,7 +122,8 @@ def estimate(recipe: Recipe) -> Estimate:
     rows += k if balance.gradient_ema else 0
     encoders = [n * size for name, n in parts.items() if name.startswith("text_encoder")]
     side = model.resolution or known.layout.resolution
-    latents = 4.0 * recipe.samples_per_epoch * known.latents(side)
+    each = 1 + objective_class(recipe.objective.name).path_length(recipe)  # x_0 and its path
+    latents = 4.0 * recipe.samples_per_epoch * known.latents(side) * each
     held = {
         "transformer": parts["transformer"] * size,
         "vae": parts.get("vae", 0) * 4,

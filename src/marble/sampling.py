@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,11 +13,18 @@ from marble.errors import MarbleError
 from marble.models.base import Adapter
 from marble.models.build import build_adapter, check_prompts
 from marble.models.lora import read_file
+from marble.models.sliders import sliders_of
 from marble.recipe import Recipe
 
 
-def load_policy(recipe: Recipe, lora: Path | None, device: str | None) -> Adapter:
-    """The recipe's model on `device`, wearing the LoRA if there is one.
+def load_policy(
+    recipe: Recipe,
+    lora: Path | None,
+    device: str | None,
+    prefer: Mapping[str, float] | None = None,
+) -> Adapter:
+    """The recipe's model on `device`, wearing the LoRA if there is one, at the slider weights
+    `prefer`.
 
     In full precision where the recipe leaves it open: these pictures are those of stock diffusers.
     """
@@ -25,11 +33,29 @@ def load_policy(recipe: Recipe, lora: Path | None, device: str | None) -> Adapte
         recipe = recipe.model_copy(update={"train": train})
     if lora is not None:
         read_file(lora)  # a file that is no LoRA is refused before the model loads
+    weights = slider_weights(lora, prefer)
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     adapter = build_adapter(recipe, chosen)
     if lora is not None:
-        adapter.load_lora(lora)
+        wear(adapter, lora, weights)
     return adapter
+
+
+def slider_weights(lora: Path | None, prefer: Mapping[str, float] | None) -> list[float] | None:
+    """One weight per slider; None where nothing is preferred."""
+    if prefer is None:
+        return None
+    if lora is None:
+        raise MarbleError("--prefer: the base has no sliders; name a run of method steer")
+    return sliders_of(lora).weights(prefer)
+
+
+def wear(adapter: Adapter, lora: Path, weights: Sequence[float] | None) -> None:
+    """Loads the LoRA into the model, at these slider weights."""
+    adapter.load_lora(lora)
+    if weights is not None:
+        state = sliders_of(lora).at(adapter.lora_state(), weights)
+        adapter.load_lora_state("default", state)
 
 
 def draw_prompts(
@@ -42,6 +68,7 @@ def draw_prompts(
     steps: int | None = None,
     scale: int = 1,
     device: str | None = None,
+    prefer: Mapping[str, float] | None = None,
 ) -> list[Path]:
     """Draws `prompts[i]` with seed `seed + i` into `out`, one PNG each."""
     for prompt in prompts:
@@ -49,7 +76,7 @@ def draw_prompts(
         if problem:
             raise MarbleError(f"prompt {prompt[:40]!r}…: {problem}")
     check_prompts(recipe, prompts)
-    adapter = load_policy(recipe, lora, device)
+    adapter = load_policy(recipe, lora, device, prefer)
     cond = adapter.encode(prompts)
     settings = recipe.rollout
     latents = adapter.sample(

@@ -85,9 +85,11 @@ def test_probe_solves_on_a_part_and_sums_exactly(model, data, g, probe):
     np.testing.assert_allclose(report.coefficients_K, marble_coefficients(part)[1], rtol=1e-7)
 
 
-def test_target_reward(model, data):
+@pytest.mark.parametrize("masked", [1, 2])
+def test_target_reward(model, data, masked):
     """h_k are balanced, the common pull W is outside; both kinds of step. The combined advantage
-    has the size of one reward's."""
+    has the size of one reward's, whichever reward does not apply everywhere."""
+    data.rewards = data.rewards[[0, 3 - masked, masked]]
     r = probability(advantages(data.rewards, data.group))
     full = gradients(model, data, r)
     half = gradients(model, data, np.where(np.isnan(r), NAN, 0.5))

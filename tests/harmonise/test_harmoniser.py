@@ -210,3 +210,13 @@ def test_solution_does_not_alias_the_state(rows):
     for array in (solution.alpha_K, solution.alpha_raw_K, solution.norms_K):
         array[:] = 7.0
     assert balance.state_dict() == before
+
+
+def test_only_the_first_average_is_whole_also_where_a_reward_was_silent(rows):
+    """marble-paper: ᾱ begins with α* once, not again when the last reward has its first say."""
+    balance = Harmoniser("marble-paper", NAMES, rho=0.7)
+    first = balance.solve(gram(rows), np.array([True, True, True, False]))
+    np.testing.assert_allclose(first.alpha_K, [*(0.75 * first.alpha_raw_K[:3]), 0.25])
+    second = balance.solve(gram(rows[::-1] * [[1.0], [2.0], [0.5], [3.0]]))
+    expected = 0.7 * first.alpha_K + 0.3 * second.alpha_raw_K
+    np.testing.assert_allclose(second.alpha_K, expected, atol=1e-12)

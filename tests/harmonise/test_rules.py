@@ -72,6 +72,15 @@ def test_zero_gradients_get_no_weight(name):
     assert not get_rule(name)(np.zeros((3, 3))).alpha.any()
 
 
+@pytest.mark.parametrize("size", (1e-6, 1.0, 1e6))
+def test_rules_without_gradients_share_among_those_that_have_one(size):
+    """However short it is; who has none gets nothing."""
+    rows = size * np.array([[0.3, 0.4], [0.0, 0.0], [0.0, 0.7]])
+    np.testing.assert_array_equal(get_rule("uniform")(gram(rows)).alpha, [0.5, 0.0, 0.5])
+    found = get_rule("fixed", weights=[3.0, 5.0, 1.0])(gram(rows)).alpha
+    np.testing.assert_allclose(found, [0.75, 0.0, 0.25])
+
+
 @pytest.mark.parametrize("name", GRAM_RULES)
 def test_priority_raises_the_cosine(name):
     """Raising a reward's priority never costs it, and on the whole gains it, its cosine."""

@@ -77,6 +77,7 @@ def test_an_adapter_draws_the_same_with_them(adapter, randomise, monkeypatch):
     monkeypatch.setattr(graphs, "record_cuda", tape)
     with monkeypatch.context() as patch:
         patch.setattr(adapter, "device", type("Cuda", (), {"type": "cuda"})())
+        patch.setattr(adapter, "replays", True)  # model.compile: auto
         drawing = adapter.drawing("old")
         drawing.__enter__()
     found = adapter.sample(cond, seeds, **how)

@@ -351,3 +351,27 @@ def _write_advantages(folder: Path, spec: Spec, step: int, rng: np.random.Genera
     (folder / "advantages").mkdir(exist_ok=True)
     data = {"step": step, "rewards": list(spec.rewards), "samples": samples, "advantage": rows}
     (folder / f"advantages/step-{step:06d}.json").write_text(json.dumps(data))
+
+
+def add_front(folder: Path, names: tuple[str, ...] = REWARDS, top: float = 2.0) -> Path:
+    """Gives a run sliders: the default, each reward raised, and each left out."""
+    front = folder / "front"
+    front.mkdir()
+    k, settings = len(names), [[1.0] * len(names)]
+    for value in (top, 0.0):
+        for i in range(k):
+            settings.append([value if j == i else 1.0 for j in range(k)])
+    rng = np.random.default_rng(0)
+    entries = []
+    for n, weights in enumerate(settings):
+        files = [f"{n:03d}-{i}.png" for i in range(2)]
+        for i, file in enumerate(files):
+            shade = rng.integers(60, 200, 3)
+            Image.fromarray(np.full((48, 48, 3), shade + 10 * i, dtype=np.uint8)).save(front / file)
+        total = sum(weights) / k
+        gains = [0.5 + 0.4 * (w - total) for w in weights]
+        entries.append({"label": str(n), "weights": weights, "gains": gains, "files": files})
+    samples = [{"prompt": p, "source": s} for p, s in (("a red star", "general"), ("TEA", "ocr"))]
+    index = {"names": list(names), "top": top, "samples": samples, "settings": entries}
+    (front / "index.json").write_text(json.dumps(index))
+    return folder

@@ -11,7 +11,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from _runs import Spec, make_run
 
 VERBS = (
-    *("train", "eval", "compare", "report", "diagnose", "geometry", "sample", "study", "serve"),
+    *(
+        "train",
+        "eval",
+        "compare",
+        "report",
+        "diagnose",
+        "geometry",
+        "sample",
+        "merge",
+        "study",
+        "serve",
+    ),
     *("prompts", "recipes", "doctor", "bench"),
 )
 BENCHES = ("gradients", "solver", "train", "loop", "studio", "checkpoint")

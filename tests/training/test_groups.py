@@ -134,7 +134,10 @@ class Drawing:
 
     prepare = encode
 
-    def drawing(self, policy):
+    def drawing(self, policy, steered):
+        return torch.no_grad()
+
+    def preferring(self, weights):
         return torch.no_grad()
 
     def sample(self, cond, seeds, **_):

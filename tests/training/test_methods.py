@@ -28,6 +28,7 @@ QUICK = [
     "log.samples_every=0",
 ]
 OWN = {
+    "studio-steer": ["model.lora={rank: 4, alpha: 8}"],  # a rank for every reward, one for all
     "studio-single": ["balance.reward=dark"],
     "studio-sequential": ["balance.stages=[{rewards: [red], sources: [general]}, {steps: 1}]"],
 }

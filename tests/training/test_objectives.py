@@ -15,6 +15,7 @@ from _survive import (
     spawn,
 )
 
+from marble.memory import estimate
 from marble.recipe import load_recipe
 from marble.training import setup
 from marble.training.loop import Trainer
@@ -131,3 +132,7 @@ def test_paired_base_samples_share_the_noise_of_the_rollout(recipe):
     assert float(epoch.rewards_KN.std(1).min()) > 5e-3
     path = epoch.rollout.kept["path"]
     assert path.shape[:2] == (12, 3)  # a window of two steps
+    counted = [estimate(r).held["latents of two epochs"] for r in (loaded, load_recipe(recipe))]
+    drawn = epoch.rollout.latents
+    assert counted[1] == pytest.approx(2e-9 * drawn.nbytes)
+    assert counted[0] - counted[1] == pytest.approx(2e-9 * path.nbytes)

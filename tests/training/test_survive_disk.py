@@ -234,18 +234,34 @@ def test_a_folder_that_cannot_be_written(recipe, finished, tmp_path):
             assert "cannot write there (Read-only file system)" in str(error)
 
 
+WAITING = """
+import time
+from pathlib import Path
+
+def waits(images, prompts, metadata):
+    while Path({begun!r}).read_text() and not Path({go!r}).exists():
+        time.sleep(0.05)
+    return [float(image.float().mean()) for image in images]
+"""
+
+
 def test_two_runs_in_one_folder(recipe, tmp_path):
-    out, said = tmp_path / "run", tmp_path / "said"
-    first = spawn(run_to_end, str(recipe), str(out), ("train.steps=8",))
+    """The first one waits after its first step, however long the second takes to be refused."""
+    out, said, go = tmp_path / "run", tmp_path / "said", tmp_path / "go"
+    script = WAITING.format(begun=str(out / "metrics.jsonl"), go=str(go))
+    (tmp_path / "waits.py").write_text(script)
+    words = ("train.steps=8", rewards_override(tmp_path / "waits.py", "waits"))
+    first = spawn(run_to_end, str(recipe), str(out), words)
     wait_for(lambda: (out / "metrics.jsonl").exists() and len(rows(out)) > 0, first)
     for args in (["--resume", out], [recipe, "--out", out]):
         said.write_text("")
         second = start_cli(said, "train", *args, "--device", "cpu")
-        second.join(60)
+        second.join(300)
         assert second.exitcode == 2
         lines = [line for line in said.read_text().splitlines() if "transformers" not in line]
         assert lines == [f"marble: {out}: another run is writing there; choose another --out"]
-    first.join(60)
+    go.touch()
+    first.join(300)
     assert first.exitcode == 0
     assert [row["step"] for row in rows(out)] == list(range(1, 9))
     assert final_state(out)[1]["step"] == 8

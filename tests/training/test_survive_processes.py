@@ -94,6 +94,25 @@ def test_two_processes_are_one(run):
     assert_same(run("one", 1), run("two", 2))
 
 
+@pytest.mark.slow
+def test_two_processes_draw_the_same_preferences(recipe, tmp_path):
+    """Two steps; a pixel may turn to the next of its 256 values, so weights agree to a hundredth
+    of what was learned. Other preferences would change all of it."""
+    toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+    words = [toys, "eval.every=0", "train.steps=2", "balance.method=steer"]
+    words += ["model.lora={rank: 6, alpha: 12}"]
+    for name, size in (("one", 1), ("two", 2)):
+        assert run_processes(size, recipe, tmp_path / name, *words) == [0] * size
+    for x, y in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        for key in (k for k in x if k.startswith(("alpha/", "reward/", "loss"))):
+            assert x[key] == pytest.approx(y[key], rel=1e-3, abs=1e-4), key
+    (one, _), (two, _) = final_state(tmp_path / "one"), final_state(tmp_path / "two")
+    learned = [name for name in one if name.startswith("state/live") and ".lora_B." in name]
+    size = sum(float(one[name].square().sum()) for name in learned)
+    apart = sum(float((one[name] - two[name]).square().sum()) for name in learned)
+    assert len(learned) > 5 and size > 0 and apart < 1e-4 * size
+
+
 def test_two_processes_share_the_pairs_too(run):
     """Five pairs for two processes: one is drawn twice, and counted once.
 

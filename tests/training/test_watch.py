@@ -61,6 +61,18 @@ def test_a_fall_is_told_after_two_probes_and_the_best_stays():
     assert "at step 10" in second.fell and watch.best_step == 10
 
 
+def test_a_fall_that_lasts_is_told_ever_more_seldom():
+    watch = begun()
+    watch.look(0, scores(0.5, 0.6, 1), 0.2)
+    told = [s for s in range(1, 21) if watch.look(s, scores(-0.9, 1.5, s + 1), 0.2).fell]
+    assert told == [2, 4, 8, 16]
+    watch.look(21, scores(0.5, 0.6, 30), 0.2)
+    assert [watch.look(s, scores(-0.9, 1.5, s + 9), 0.2).fell is None for s in (22, 23)] == [
+        True,
+        False,
+    ]
+
+
 def test_the_criterion_decides_what_a_fall_is():
     falls = {}
     for criterion in ("worst", "mean"):

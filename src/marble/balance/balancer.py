@@ -139,8 +139,17 @@ class Balancer:
 
     # -- a step -----------------------------------------------------------------------------------
 
-    def batch(self, rewards_KN: Tensor | np.ndarray, group_N: Tensor | np.ndarray) -> Batch:
-        """Advantages of samples (all processes' samples, in the same order everywhere)."""
+    def batch(
+        self,
+        rewards_KN: Tensor | np.ndarray,
+        group_N: Tensor | np.ndarray,
+        prefer_KN: Tensor | np.ndarray | None = None,
+    ) -> Batch:
+        """Advantages of samples (all processes' samples, in the same order everywhere).
+
+        prefer_KN: how much each reward counts for each sample, on top of the coefficients; 1 is
+        as without.
+        """
         rewards = torch.as_tensor(rewards_KN)
         return make_batch(
             rewards if self.masks else torch.where(rewards.isnan(), 0.0, rewards),
@@ -150,6 +159,7 @@ class Balancer:
             merge=self.merges or "rewards",
             std=self.std,
             a_max=self.objective.options.a_max,
+            prefer_KN=prefer_KN,
         )
 
     def measures(self, step: int) -> bool:

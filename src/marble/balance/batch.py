@@ -21,6 +21,8 @@ class Batch:
     means_K: np.ndarray
     """Mean score of the valid samples, NaN where there is none; of the whole epoch."""
     stds_K: np.ndarray
+    prefer_KN: Tensor | None = None
+    """How much each reward counts for each sample, on top of the method's coefficients."""
 
     @property
     def size(self) -> int:
@@ -30,7 +32,8 @@ class Batch:
         """The samples at `index`; their advantages stay those of the whole epoch."""
         a = self.adv
         part = Advantages(a.adv_KN[:, index], a.valid_KN[:, index], a.counts_K)
-        return Batch(part, self.merged_N[index], self.means_K, self.stds_K)
+        prefer = None if self.prefer_KN is None else self.prefer_KN[:, index]
+        return Batch(part, self.merged_N[index], self.means_K, self.stds_K, prefer)
 
 
 def make_batch(
@@ -42,6 +45,7 @@ def make_batch(
     merge: str = "rewards",
     std: str = "batch",
     a_max: float = 5.0,
+    prefer_KN: Tensor | np.ndarray | None = None,
 ) -> Batch:
     """Advantages per reward, and merged as `merge` says.
 
@@ -65,4 +69,5 @@ def make_batch(
     count = adv.valid_KN.sum(1).to(torch.float64)
     means = known.sum(1) / count
     spread_K = torch.where(adv.valid_KN, rewards - means[:, None], 0.0).square().sum(1) / count
-    return Batch(adv, merged, means.numpy(), spread_K.sqrt().numpy())
+    prefer = None if prefer_KN is None else torch.as_tensor(prefer_KN).to(rewards)
+    return Batch(adv, merged, means.numpy(), spread_K.sqrt().numpy(), prefer)

@@ -43,7 +43,7 @@ class Plan:
         self._decide, self._target, self._scale = decide, target, scale
         self._size = rows.a_RN.shape[1]
         self._pairs, self._recorded, self._seen = pairs, recorded, 0
-        self._tally = Tally(rows.a_RN, rows.b_RN, rows.valid_RN, rows.count_R)
+        self._tally = Tally(rows.a_RN, rows.b_RN, rows.share())
         self._decision: Decision | None = None
         self._rho: tuple[Tensor, Tensor] | None = None
         self._notes: tuple[str, ...] = ()

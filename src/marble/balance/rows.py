@@ -18,6 +18,7 @@ class StepRows:
 
     a_RN, b_RN: the objective's weights of L⁺ and L⁻. valid_RN: the sample takes part in the row.
     count_R: its (sample, timestep) pairs, at least 1. unit: how far an advantage of 1 moves a.
+    prefer_KN: how much a reward counts for a sample, besides; None: 1.
     """
 
     a_RN: Tensor
@@ -25,6 +26,7 @@ class StepRows:
     valid_RN: Tensor
     count_R: Tensor
     unit: float
+    prefer_KN: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Batch, objective: Objective, pairs: int) -> StepRows:
@@ -32,11 +34,16 @@ class StepRows:
         a, b = objective.weights(adv_RN)
         valid = ~a.isnan()
         unit = float(objective.weights(adv_RN.new_ones(1, 2))[0][0, 0]) - 0.5
-        return cls(a, b, valid, valid.sum(1).clamp_min(1) * pairs, unit)
+        count = valid.sum(1).clamp_min(1) * pairs
+        return cls(a, b, valid, count, unit, batch.prefer_KN)
 
-    def share(self, at: Tensor) -> Tensor:
-        """m/n of some samples, [R, B]: the weight of one of their pairs in the row's mean."""
-        return self.valid_RN[:, at] / self.count_R[:, None].double()
+    def share(self, at: Tensor | slice = slice(None)) -> Tensor:
+        """m/n of some samples, [R, B], times their preference: the weight of one of their pairs
+        in the row's mean."""
+        share = self.valid_RN[:, at] / self.count_R[:, None].double()
+        if self.prefer_KN is not None:
+            share[:-1] *= self.prefer_KN[:, at]
+        return share
 
     def sized(self, decision: Decision) -> Decision:
         """The same direction, with the combined advantages of the samples at a root mean square
@@ -45,7 +52,7 @@ class StepRows:
         valid, total = self.valid_RN[:-1], int(self.count_R[-1])
         plus, minus = mix(
             c, self.a_RN[:-1], self.b_RN[:-1], valid, self.count_R[:-1],
-            target="reward", total=total,
+            target="reward", total=total, prefer_KN=self.prefer_KN,
         )  # fmt: skip
         combined = (plus - minus)[self.valid_RN[-1]] * (total / (2 * self.unit))
         size = float(combined.square().mean().sqrt()) if len(combined) else 0.0
@@ -69,6 +76,6 @@ class StepRows:
             return mix(c[-1:], a[-1:], b[-1:], valid[-1:], self.count_R[-1:])
         plus, minus = mix(
             c[:-1], a[:-1], b[:-1], valid[:-1], self.count_R[:-1],
-            target=target, total=int(self.count_R[-1]),
+            target=target, total=int(self.count_R[-1]), prefer_KN=self.prefer_KN,
         )  # fmt: skip
         return plus * valid[-1], minus * valid[-1]

@@ -16,10 +16,10 @@ class Tally:
     for the device in every micro-batch, and the device then for the host.
     """
 
-    def __init__(self, a_RN: Tensor, b_RN: Tensor, valid_RN: Tensor, count_R: Tensor) -> None:
+    def __init__(self, a_RN: Tensor, b_RN: Tensor, share_RN: Tensor) -> None:
         rows, samples = a_RN.shape
-        self._a_RN, self._b_RN = (torch.where(valid_RN, side, 0.5) for side in (a_RN, b_RN))
-        self._share_RN = valid_RN / count_R[:, None]
+        self._a_RN, self._b_RN = (torch.where(share_RN > 0, side, 0.5) for side in (a_RN, b_RN))
+        self._share_RN = share_RN
         sums = torch.zeros(rows + 3 + 2 * samples, dtype=torch.float64)
         self._sums = sums
         # Views, so that one collective serves all of them.

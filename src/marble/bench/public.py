@@ -85,7 +85,10 @@ class _Public(PipelineAdapter):
         finally:
             switch(False, ["default"])
 
-    drawing = using
+    @contextmanager
+    def drawing(self, name: str, *, steered: bool = False) -> Iterator[None]:
+        with self.using(name):
+            yield
 
     @torch.no_grad()
     def sample(

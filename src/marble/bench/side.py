@@ -43,10 +43,7 @@ class Side:
     # -- rollout ----------------------------------------------------------------------------------
 
     def drawing(self) -> AbstractContextManager[None]:
-        context: Callable[[str], AbstractContextManager[None]] = getattr(
-            self.adapter, "drawing", self.adapter.using
-        )
-        return context("old")
+        return self.adapter.drawing("old")
 
     def merge(self) -> None:
         with self.drawing():

@@ -15,6 +15,7 @@ from marble.cli import (
     doctor,
     eval,
     geometry,
+    merge,
     prompts,
     recipes,
     report,
@@ -56,6 +57,7 @@ app.command("report")(report.report)
 app.command("diagnose")(diagnose.diagnose)
 app.command("geometry")(geometry.geometry)
 app.command("sample")(sample.sample)
+app.command("merge")(merge.merge)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
 app.command("prompts")(prompts.prompts)

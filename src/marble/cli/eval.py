@@ -17,7 +17,7 @@ from marble.cli.common import (
     stdout_kept,
     table_console,
 )
-from marble.cli.options import Device, Json, Trust
+from marble.cli.options import Device, Json, Prefer, Trust, preference
 
 
 def evaluate(
@@ -34,6 +34,7 @@ def evaluate(
         Path | None,
         typer.Option("--out", "-o", help="Folder for the pictures and their scores."),
     ] = None,
+    prefer: Prefer = None,
     device: Device = None,
     as_json: Json = False,
     trust: Trust = False,
@@ -49,6 +50,7 @@ def evaluate(
     from marble.recipe.trust import require_trust
     from marble.training.measure import measure
 
+    wanted = preference(prefer)
     policy = find_policy(target, recipe, overrides or [], trust=trust)
     require_trust(policy.recipe, policy.origin, overrides or [], trust)
     device = check_device(device)
@@ -57,7 +59,7 @@ def evaluate(
     if out is not None:
         make_folder(out)
     with stdout_kept(as_json):
-        record = measure(policy.recipe, policy.lora, out=out, device=device)
+        record = measure(policy.recipe, policy.lora, out=out, device=device, prefer=wanted)
     if not _is_main():  # all processes know the result, one tells it
         return
     record = {**policy.record(), **record}

@@ -16,6 +16,14 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Run code that a run folder's recipe names, whoever wrote it."),
 ]
+Prefer = Annotated[
+    str | None,
+    typer.Option(
+        "--prefer",
+        metavar="NAME=WEIGHT,…",
+        help="Slider weights of a run of method steer; those not named are 1.",
+    ),
+]
 RecipeWords = Annotated[
     list[str] | None,
     typer.Argument(
@@ -24,6 +32,22 @@ RecipeWords = Annotated[
         autocompletion=recipe_words,
     ),
 ]
+
+
+def preference(text: str | None) -> dict[str, float] | None:
+    """`ocr=2,aesthetic=0.5` as a mapping."""
+    if text is None:
+        return None
+    found: dict[str, float] = {}
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, _, value = word.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise MarbleError(
+                f"--prefer {word}: must be like ocr=2,aesthetic=0.5: a slider and its weight"
+            ) from None
+    return found
 
 
 def one_recipe(words: list[str] | None) -> tuple[str | None, list[str]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import check_device, find_policy, make_folder, print_json, stdout_kept
-from marble.cli.options import Device, Json, Trust
+from marble.cli.options import Device, Json, Prefer, Trust, preference
 from marble.errors import MarbleError
 
 
@@ -39,6 +39,7 @@ def sample(
     scale: Annotated[
         int, typer.Option(min=1, max=64, help="Enlarge the PNGs so many times (nearest).")
     ] = 1,
+    prefer: Prefer = None,
     device: Device = None,
     as_json: Json = False,
     trust: Trust = False,
@@ -52,6 +53,8 @@ def sample(
     - `marble sample studio-trained 'a sign that says "TEA"' --scale 4`
 
     - `marble sample runs/mine 'a photo of a red apple' -n 4 --scale 4`
+
+    - `marble sample runs/steered 'a sign that says "TEA"' --prefer ocr=2,aesthetic=0.5`
     """
     from marble.sampling import draw_prompts
 
@@ -61,6 +64,7 @@ def sample(
         if any("\ud800" <= c <= "\udfff" for c in prompt):
             raise MarbleError(f"prompt {prompt!a}: not text; is the terminal's encoding UTF-8?")
     overrides = [] if sampler is None else [f"eval.sampler={sampler}"]
+    wanted = preference(prefer)
     policy = find_policy(target, recipe, overrides, trust=trust)
     device = check_device(device)
     policy.warn()
@@ -77,6 +81,7 @@ def sample(
             steps=steps,
             scale=scale,
             device=device,
+            prefer=wanted,
         )
     if as_json:
         print_json({"files": [str(f) for f in files], **policy.record()})

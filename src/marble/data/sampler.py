@@ -28,6 +28,8 @@ class Sample:
     group: int
     seed: int
     index: int
+    prefer: tuple[float, ...] | None = None
+    """Slider weights it is drawn and trained under, the same for the whole group; None: 1 each."""
 
 
 def sample_seed(run_seed: int, index: int) -> int:

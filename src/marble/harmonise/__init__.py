@@ -25,6 +25,7 @@ from ._rule import FreeRule, Gate, GramRule, Rule, Weights
 from ._schedule import Schedule
 from ._solution import Solution
 from ._steer import Steer, gate
+from ._steerable import Steerable, corner
 from .harmoniser import Harmoniser
 
 __all__ = [
@@ -41,7 +42,9 @@ __all__ = [
     "Schedule",
     "Solution",
     "Steer",
+    "Steerable",
     "Weights",
+    "corner",
     "debiased_gram",
     "direction_cosines",
     "gate",

@@ -19,6 +19,7 @@ from ._nash import Nash
 from ._pcgrad import PCGrad
 from ._progress import Progress
 from ._rule import Rule
+from ._steerable import Steerable
 from ._uniform import Uniform
 from ._upgrad import UPGrad
 
@@ -41,6 +42,7 @@ _ALL: tuple[type[Rule], ...] = (
     Sequential,
     Single,
     Progress,
+    Steerable,
 )
 RULES: dict[str, type[Rule]] = {rule.name: rule for rule in _ALL}
 DEFAULT = Marble.name

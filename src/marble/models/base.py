@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from marble.models.graphs import Graphs
 from marble.models.lora_layer import keep_low
 from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
+from marble.models.sliders import SLIDERS, Gates, Sliders
 
 RESIDENT = 1 << 30
 """Bytes of prompts kept on the device; SD3.5's encoders make 2.7 MB of each, so some 400."""
@@ -51,7 +52,11 @@ class Adapter(ABC):
         self.precision = computing_dtype(precision, dtype, self.device)
         self.cache = PromptCache()
         self._on_device: PromptCache | None = None
+        self.sliders: Sliders | None = None
+        self._gates: Gates | None = None
         self.compiled: Compiled | None = None
+        self.replays = False
+        """Whether a small model's passes are replayed as CUDA graphs while it draws."""
         self._graphs: Graphs | None = None
         self.say: Callable[[str], None] = _to_stderr
         """Where a line for the user goes; a run with a display of its own sets it."""
@@ -98,9 +103,9 @@ class Adapter(ABC):
         """Classifier-free guidance: v_u + g·(v_c − v_u)."""
         return free + guidance * (bound - free)
 
-    def _write_lora(self, folder: Path, values: Mapping[str, Tensor]) -> None:
-        """Writes the family's LoRA file into `folder`."""
-        lora.write_file(folder, values, lora.config_of(self.transformer))
+    def _write_lora(self, file: Path, values: Mapping[str, Tensor]) -> None:
+        """Writes a LoRA as the family's pipeline loads it."""
+        lora.write_file(file, values, lora.config_of(self.transformer))
 
     # ---- prompts ----------------------------------------------------------------------------
 
@@ -163,9 +168,10 @@ class Adapter(ABC):
         sigmas = self.grid(steps).tolist()
         parts = []
         for start in range(0, len(seeds), size):
-            rows = cond[start : start + size].to(self.device)
-            v = self._guided(rows, guidance)
-            parts.append(sample_ode(sampler, v, self.noise(seeds[start : start + size]), sigmas))
+            chosen = slice(start, start + size)
+            v = self._guided(cond[chosen].to(self.device), guidance)
+            with nullcontext() if self._gates is None else self._gates.only(chosen):
+                parts.append(sample_ode(sampler, v, self.noise(seeds[chosen]), sigmas))
         return torch.cat(parts)
 
     def _guided(self, cond: Conditioning, guidance: float) -> Velocity:
@@ -211,22 +217,39 @@ class Adapter(ABC):
             layers = [layer for _, layer in lora.lora_layers(self.transformer)]
             keep_low(self.transformer, layers, self.precision)
 
+    def add_sliders(self, sliders: Sliders) -> None:
+        """Shares the LoRA's rank out among the sliders; needed for `preferring` and the export."""
+        self.sliders, self._gates = sliders, Gates(self.transformer)
+
+    def preferring(self, weights: Sequence[Sequence[float] | None]) -> AbstractContextManager[None]:
+        """Context whose forward passes have slider weights of their own for every sample of the
+        batch; None: the default, 1 each."""
+        if self._gates is None or self.sliders is None or all(w is None for w in weights):
+            return nullcontext()
+        if lora.is_fixed(self.transformer):
+            raise RuntimeError("a LoRA is merged into the weights: its sliders cannot differ now")
+        default = [1.0] * len(self.sliders.names)
+        rows = self.sliders.gates([default if w is None else w for w in weights])
+        return self._gates.set(rows.to(self.device))
+
     def using(self, name: str) -> AbstractContextManager[None]:
         """Context in which the model is `default`, `old` or `base`."""
         return lora.using(self.transformer, name)
 
     @contextmanager
-    def drawing(self, name: str) -> Iterator[None]:
+    def drawing(self, name: str, *, steered: bool = False) -> Iterator[None]:
         """Context for drawing many pictures with `default`, `old` or `base`; nothing is trained in
         it. On a GPU the LoRA is merged into the weights (`merge`), unless these are sharded or
         quantised, and passes of small models are replayed (`graphs`). A CPU would gain 3 % by
         merging; there pictures stay those of `using`, bit for bit.
+
+        steered: samples have slider weights of their own (`preferring`), so nothing is merged.
         """
         model = self.transformer
         gpu, plain = self.device.type == "cuda", name == lora.BASE or merge.mergeable(model)
-        merges = gpu and plain and name != lora.BASE
+        merges = gpu and plain and name != lora.BASE and not steered
         with merge.merged(model, name) if merges else self.using(name):
-            if gpu and plain and self.compiled is None and self._is_small():
+            if gpu and plain and self.replays and self.compiled is None and self._is_small():
                 self._graphs = Graphs(self.velocity, self.say)
             try:
                 yield
@@ -264,12 +287,18 @@ class Adapter(ABC):
         name: str = lora.TRAINED,
         values: Mapping[str, Tensor] | None = None,
     ) -> Path:
-        """Writes an adapter (or other `values` for it, such as the EMA) as diffusers loads it."""
+        """Writes an adapter (or other `values` for it, such as the EMA) as diffusers loads it; its
+        sliders too, as files of their own."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         values = self.lora_state(name) if values is None else values
         values = {k: v.detach().cpu().contiguous() for k, v in values.items()}
-        self._write_lora(folder, values)
+        self._write_lora(folder / lora.WEIGHTS_FILE, values)
+        if self.sliders is not None:
+            (folder / SLIDERS).mkdir(exist_ok=True)
+            for part, state in self.sliders.split(values).items():
+                self._write_lora(folder / SLIDERS / f"{part}.safetensors", state)
+            self.sliders.write(folder)
         return folder / lora.WEIGHTS_FILE
 
     def load_lora(self, folder: str | Path) -> None:

@@ -47,7 +47,7 @@ def build_adapter(
     choice = model.compile
     if choice == "auto" and (denoiser_on_cpu or not training):
         choice = False
-    return marble.models.load(
+    adapter = marble.models.load(
         model.path,
         revision=model.revision,
         family=model.family,
@@ -63,6 +63,8 @@ def build_adapter(
         compile=choice,
         denoiser_on_cpu=denoiser_on_cpu,
     )
+    adapter.replays = bool(model.compile)
+    return adapter
 
 
 def stock_call(recipe: Recipe) -> tuple[str, dict[str, Any]]:

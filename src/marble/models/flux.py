@@ -13,10 +13,8 @@ from torch import Tensor
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
 from marble.models.family import Family, Layout, Published, Section
-from marble.models.packing import pack, positions, unpack
-from marble.models.pipeline import PipelineAdapter, Reader, even_levels, line_shift
-
-DEFAULT_LATENTS = 128
+from marble.models.packing import DEFAULT_LATENTS, PackedAdapter, pack, positions, unpack
+from marble.models.pipeline import Reader
 
 
 class FluxOptions(Section):
@@ -28,28 +26,13 @@ class FluxOptions(Section):
     )
 
 
-class FluxAdapter(PipelineAdapter):
+class FluxAdapter(PackedAdapter):
     """A T5 for the words, a CLIP for the whole; the guidance is embedded beside the time."""
 
     pipeline_class = "FluxPipeline"
     text_tokens = text_tokens_most = 512
     readers = ("tokenizer_2",)
     optional_parts = ("image_encoder", "feature_extractor")
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    )
-
-    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
-        scale = self.pipeline.vae_scale_factor
-        side = self._side(resolution, DEFAULT_LATENTS * scale, 2 * scale)
-        return side, (self.transformer.config.in_channels // 4, side // scale, side // scale)
 
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:
@@ -64,11 +47,6 @@ class FluxAdapter(PipelineAdapter):
                 prompts, device=self.device, max_sequence_length=self.max_tokens
             )
         return Conditioning({"prompt_embeds": embeds, "pooled_prompt_embeds": pooled})
-
-    def grid(self, steps: int) -> Tensor:
-        _, height, width = self.latent_shape
-        mu = line_shift(self.pipeline.scheduler.config, (height // 2) * (width // 2))
-        return self._levels(sigmas=even_levels(steps), mu=mu)
 
     def velocity(self, x_t: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
         batch, _, height, width = x_t.shape

@@ -14,11 +14,8 @@ from marble.errors import MarbleError
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
 from marble.models.family import Family, Layout, Published, Section
-from marble.models.packing import positions
+from marble.models.packing import DEFAULT_LATENTS, JOINT_ATTENTION, positions
 from marble.models.pipeline import PipelineAdapter, Reader, chat, even_levels
-
-DEFAULT_LATENTS = 128
-"""Side of the autoencoder's latents if nothing is said, as in the pipeline."""
 
 
 class Flux2Adapter(PipelineAdapter):
@@ -26,17 +23,7 @@ class Flux2Adapter(PipelineAdapter):
 
     pipeline_class = "Flux2KleinPipeline"
     text_tokens = text_tokens_most = 512
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-        "attn.to_qkv_mlp_proj",
-    )
+    lora_targets = (*JOINT_ATTENTION, "attn.to_qkv_mlp_proj")
 
     @classmethod
     def targets_in(cls, weights: Iterable[str]) -> Sequence[str]:

@@ -148,6 +148,11 @@ def activate(model: nn.Module, adapter: str) -> None:
 _fixed: WeakSet[nn.Module] = WeakSet()
 
 
+def is_fixed(model: nn.Module) -> bool:
+    """Whether a LoRA is merged into the weights."""
+    return model in _fixed
+
+
 @contextmanager
 def fixed(model: nn.Module) -> Iterator[None]:
     """Inside, switching the adapter is an error."""
@@ -204,19 +209,24 @@ def config_of(model: Any) -> dict[str, Any]:
 
 
 def write_file(
-    folder: Path, values: Mapping[str, Tensor], config: Mapping[str, Any], part: str = "transformer"
+    file: Path, values: Mapping[str, Tensor], config: Mapping[str, Any], part: str = "transformer"
 ) -> None:
-    """Writes diffusers' LoRA file.
+    """Writes diffusers' LoRA file. The rank is that of `values`, at the scale of `config`.
 
     The config goes in as metadata: without it diffusers assumes alpha = rank, and the pictures
     differ. One metadata entry only, so that equal weights give equal bytes.
     """
     from safetensors.torch import save_file
 
+    rank = next(len(v) for k, v in values.items() if ".lora_A." in k)
+    alpha = config["lora_alpha"]
+    if rank != config["r"]:  # some of its rows, or several LoRAs side by side
+        alpha = alpha * rank / config["r"]
+    config = {**config, "r": rank, "lora_alpha": alpha}
     metadata = {f"{part}.{key}": value for key, value in config.items()}
     save_file(
         {f"{part}.{key}": value for key, value in values.items()},
-        folder / WEIGHTS_FILE,
+        file,
         metadata={"lora_adapter_metadata": json.dumps(metadata, sort_keys=True)},
     )
 

@@ -1,9 +1,41 @@
-"""Latents as the tokens of FLUX and Qwen-Image: squares of 2×2, side by side in the channels."""
+"""Models that see latents as squares of 2×2, side by side in the channels of their tokens."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from marble.models.pipeline import PipelineAdapter, even_levels, line_shift
+
+DEFAULT_LATENTS = 128
+"""Side of the autoencoder's latents if nothing is said, as in these pipelines."""
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""Linears of attention over the picture's tokens and the text's."""
+
+
+class PackedAdapter(PipelineAdapter):
+    """Latents are packed for the transformer alone; noise levels shift with their number."""
+
+    lora_targets = JOINT_ATTENTION
+
+    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
+        scale = self.pipeline.vae_scale_factor
+        side = self._side(resolution, DEFAULT_LATENTS * scale, 2 * scale)
+        return side, (self.transformer.config.in_channels // 4, side // scale, side // scale)
+
+    def grid(self, steps: int) -> Tensor:
+        _, height, width = self.latent_shape
+        mu = line_shift(self.pipeline.scheduler.config, (height // 2) * (width // 2))
+        return self._levels(sigmas=even_levels(steps), mu=mu)
 
 
 def pack(latents: Tensor) -> Tensor:

@@ -12,36 +12,20 @@ from torch import Tensor
 from marble.models import tiny
 from marble.models.conditioning import MASK, Conditioning
 from marble.models.family import Family, Layout, Published, Section
-from marble.models.packing import pack, unpack
-from marble.models.pipeline import PipelineAdapter, Reader, even_levels, line_shift
+from marble.models.packing import DEFAULT_LATENTS, PackedAdapter, pack, unpack
+from marble.models.pipeline import Reader
 
-DEFAULT_LATENTS = 128
 TEMPLATE_TOKENS = 34
 """Tokens of the pipeline's template before the prompt; it drops their embeddings."""
 
 
-class QwenAdapter(PipelineAdapter):
+class QwenAdapter(PackedAdapter):
     """Ragged text with a mask. Guidance keeps the length of every token's velocity."""
 
     pipeline_class = "QwenImagePipeline"
     text_tokens, text_tokens_most = 512, 1024
     empty_prompt = " "
     encode_batch = 1  # the pipeline pads to the longest prompt of a batch
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    )
-
-    def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
-        scale = self.pipeline.vae_scale_factor
-        side = self._side(resolution, DEFAULT_LATENTS * scale, 2 * scale)
-        return side, (self.transformer.config.in_channels // 4, side // scale, side // scale)
 
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:
@@ -57,11 +41,6 @@ class QwenAdapter(PipelineAdapter):
             mask = torch.ones(embeds.shape[:2], dtype=torch.bool)
         tensors = {"prompt_embeds": embeds, MASK: mask.bool()}
         return Conditioning(tensors, ragged=("prompt_embeds", MASK))
-
-    def grid(self, steps: int) -> Tensor:
-        _, height, width = self.latent_shape
-        mu = line_shift(self.pipeline.scheduler.config, (height // 2) * (width // 2))
-        return self._levels(sigmas=even_levels(steps), mu=mu)
 
     def velocity(self, x_t: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
         batch, _, height, width = x_t.shape

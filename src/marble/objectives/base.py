@@ -82,7 +82,7 @@ class Objective(ABC):
     policies: ClassVar[tuple[str, ...]] = ()
     """Frozen policies whose velocity the sides need, besides the KL's: `old`, `base`."""
     keeps_path: ClassVar[bool] = False
-    """Whether a rollout must keep its steps (see `samplers.Path`), not only x_0."""
+    """Whether a rollout must keep its steps (see `models.sde.Sde`), not only x_0."""
     common_pull: ClassVar[bool] = False
     """Whether a + b = 1 for every reward: `balance.target: reward` splits off that common part."""
     together: ClassVar[int] = 1
@@ -133,6 +133,12 @@ class Objective(ABC):
         from marble.objectives.points import noised
 
         return noised(drawn, sigmas, seed=seed, inner=inner, count=count)
+
+    @classmethod
+    def path_length(cls, recipe: Any) -> int:
+        """Latents of a sample that a rollout keeps besides x_0, around its noisy steps."""
+        steps = recipe.rollout.steps
+        return min(recipe.rollout.sde.window or steps, steps) + 1 if cls.keeps_path else 0
 
     def pairs(self, recipe: Any) -> int:
         """(sample, timestep) pairs that each sample is trained on."""

@@ -119,7 +119,7 @@ class GRPO(Objective):
         )
 
     def pairs(self, recipe: Any) -> int:
-        steps = min(recipe.rollout.sde.window or recipe.rollout.steps, recipe.rollout.steps)
+        steps = self.path_length(recipe) - 1
         return max(1, int(recipe.train.timesteps_fraction * steps + 1e-9))
 
     @classmethod

@@ -19,6 +19,7 @@ def mix(
     *,
     target: str = "full",
     total: int | None = None,
+    prefer_KN: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``(ρ⁺, ρ⁻)`` such that ``Σ_i ρ⁺_i L⁺_i + ρ⁻_i L⁻_i`` has gradient ``Σ_k c_k g_k``.
 
@@ -32,6 +33,7 @@ def mix(
     ``count_K`` are the counts n_k of the whole optimiser step (all micro-batches, all ranks);
     by default they are taken from ``valid_KN``, which itself defaults to "a is not NaN".
     ``total`` defaults to the number of columns. A reward without valid samples adds nothing.
+    ``prefer_KN`` multiplies c_k for each sample.
     """
     if a_KN.dim() != 2 or a_KN.shape != b_KN.shape or c_K.shape != a_KN.shape[:1]:
         raise MarbleError(
@@ -46,6 +48,7 @@ def mix(
     count = valid.sum(1) if count_K is None else count_K.to(a_KN.device)
     share = c_K.to(a_KN) / count.to(a_KN).clamp_min(1)
     weight = share[:, None] * valid
+    weight = weight if prefer_KN is None else weight * prefer_KN.to(weight)
     # NaN times a zero weight would stay NaN, so inapplicable entries are replaced, not weighted.
     a, b = a_KN.where(valid, 0.5), b_KN.where(valid, 0.5)
     if target == "full":

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import Field, create_model, model_validator
 
-from marble.harmonise import RULES
+from marble.errors import MarbleError
+from marble.harmonise import RULES, Steerable
 from marble.objectives import objective_class
 from marble.objectives.base import ObjectiveOptions
 from marble.objectives.registry import DEFAULT, DefaultOptions
@@ -190,6 +191,8 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
             yield f"balance.{key}: is for method {those}; this one is {balance.method}"
     if balance.reward is not None and balance.reward not in names:
         yield f"balance.reward: {_unknown(balance.reward, names, 'training reward')}"
+    if issubclass(balance.rule, Steerable):
+        yield from _slider_problems(recipe, balance.rule)
     for i, stage in enumerate(balance.stages):
         for name in stage.rewards or []:
             if name not in names:
@@ -197,6 +200,18 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
         for name in stage.sources or []:
             if name not in recipe.data.sources:
                 yield f"balance.stages.{i}.sources: {_unknown(name, recipe.data.sources, 'source')}"
+
+
+def _slider_problems(recipe: Recipe, rule: type[Steerable]) -> Iterator[str]:
+    names = recipe.rewards.names
+    if len(names) < 2:
+        yield "balance.method: steer trades rewards off against each other; name at least two"
+    if "shared" in names:
+        yield "rewards: 'shared' is the LoRA common to all sliders; give the reward another name"
+    try:
+        rule(**recipe.balance.rule_options).ranks(recipe.model.lora.rank, len(names))
+    except MarbleError as error:
+        yield str(error)
 
 
 def _objective_problems(recipe: Recipe) -> Iterator[str]:

@@ -75,9 +75,9 @@ class Model(Section):
         description="Recompute activations in backward: less memory, about a third slower.",
     )
     compile: bool | Literal["auto"] = Field(
-        default="auto",
-        description="torch.compile each transformer block; auto: when training a model of 100 M "
-        "weights or more on a GPU, unless it is sharded.",
+        default=False,
+        description="torch.compile each transformer block, and replay a small model's passes as "
+        "CUDA graphs; auto: when training on a GPU, blocks of 100 M weights or more in all.",
     )
 
 

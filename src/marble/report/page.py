@@ -28,6 +28,7 @@ from marble.harmonise import RULES
 from marble.report import compare, curves, numbers, pictures
 from marble.report.flags import RANGE, WORDS, base_range
 from marble.report.folder import Run, read_run
+from marble.report.front import front
 from marble.report.gains import recorded
 from marble.report.verdict import Candidate, Verdict, judge
 
@@ -41,6 +42,7 @@ SCRIPTS = (
     "harmony.js",
     "tradeoffs.js",
     "pictures.js",
+    "sliders.js",
     "drift.js",
     "main.js",
 )
@@ -86,6 +88,7 @@ def render(runs: Sequence[Run], *, refresh_s: int | None = None) -> str:
         runs=list(zip(labels, runs, verdicts)),
         diagnoses=[diagnose(run.record, run.metrics.columns) for run in runs],
         payload=payload,
+        steered=any(payload["fronts"]),
         halves=any(map(_halves, runs)),
         comparison=compare.comparison(runs, labels),
         data=Markup(_json(payload)),
@@ -131,6 +134,7 @@ def _pictures(runs: Sequence[Run], verdicts: Sequence[Verdict], budget: int) -> 
     store = pictures.Store(budget)
     chosen, last = [v.chosen for v in verdicts], [v.last for v in verdicts]
     beside = pictures.by_method(runs, last, store, budget // 3) if len(runs) > 1 else None
+    fronts = [front(run, store, budget // 3 // len(runs)) for run in runs]
     films = [pictures.film(run, store, budget // 5 // len(runs)) for run in runs]
     share = store.budget // len(runs)
     pairs = [pictures.pairs(run, c, store, share) for run, c in zip(runs, chosen)]
@@ -138,6 +142,7 @@ def _pictures(runs: Sequence[Run], verdicts: Sequence[Verdict], budget: int) -> 
         None if p["pairs"] else pictures.rollouts(run, store, share) for run, p in zip(runs, pairs)
     ]
     parts = {"by_method": beside, "films": films, "pairs": pairs, "rollouts": rollouts}
+    parts |= {"fronts": fronts}
     return {**parts, "images": store.images}
 
 

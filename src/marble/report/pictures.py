@@ -74,7 +74,7 @@ def pairs(run: Run, chosen: Candidate | None, store: Store, budget: int) -> dict
     ranked = telling(before, after, chosen)
     kept = []
     rows = [(p, (before[p["id"]].file, after[p["id"]].file)) for p in ranked[:MOST_PAIRS]]
-    for pair, (base, trained) in _embedded(rows, store, budget):
+    for pair, (base, trained) in embedded(rows, store, budget):
         kept.append({**pair, "base": base, "trained": trained})
     return {"step": chosen.step, "pairs": kept, "left_out": len(ranked) - len(kept)}
 
@@ -114,7 +114,7 @@ def film(run: Run, store: Store, budget: int) -> dict[str, Any] | None:
     rows = [(first[i], tuple(shown[s][i].file for s in steps)) for i in _spread(first, shared)]
     found = [
         {"prompt": picture.prompt, "source": picture.source, "images": images}
-        for picture, images in _embedded(rows[:FILM_PROMPTS], store, budget)
+        for picture, images in embedded(rows[:FILM_PROMPTS], store, budget)
     ]
     return {"steps": steps, "rows": found} if found else None
 
@@ -125,7 +125,7 @@ def rollouts(run: Run, store: Store, budget: int) -> dict[str, Any] | None:
     rows = [(p, (p.file,)) for p in list(pictures.values())[:MOST_ROLLOUTS]]
     found = [
         {"prompt": picture.prompt, "source": picture.source, "image": image}
-        for picture, (image,) in _embedded(rows, store, budget)
+        for picture, (image,) in embedded(rows, store, budget)
     ]
     return {"step": step, "pictures": found} if found else None
 
@@ -165,13 +165,13 @@ def by_method(
             "images": images,
             "mean": [0.0, *(changes[i]["mean"] for _, _, changes in columns)],
         }
-        for i, images in _embedded(rows, store, budget)
+        for i, images in embedded(rows, store, budget)
     ]
     left_out = len(shared) - len(found)
     return {"runs": indices, "rows": found, "left_out": left_out} if found else None
 
 
-def _embedded(
+def embedded(
     rows: Iterable[tuple[T, tuple[Path, ...]]], store: Store, budget: int
 ) -> Iterator[tuple[T, list[int]]]:
     """Each thing with its pictures' indices, until this part's share of the budget is spent."""

@@ -14,12 +14,12 @@ from marble.evaluation.drift import diversity as pixel_diversity
 from marble.rewards.base import Metadata
 from marble.rewards.clip import ClipReward
 from marble.rewards.clipscore import CLIPScore
-from marble.rewards.groups import members
+from marble.rewards.groups import ByGroups, members
 
 By = Literal["encoder", "pixels"]
 
 
-class Diversity(ClipReward):
+class Diversity(ByGroups, ClipReward):
     """Leave-one-out distance: the mean over the other pictures of the prompt.
 
     ``by="encoder"``: 1 − cos of CLIP's image embeddings, 0 to 2, about content and style.
@@ -53,11 +53,6 @@ class Diversity(ClipReward):
     def check(cls, by: By = "encoder", **options: Any) -> str:
         _check(by, None, {})
         return "needs no weights" if by == "pixels" else super().check(**options)
-
-    def score(
-        self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]
-    ) -> np.ndarray:
-        return self.score_groups(images, prompts, metadata, [0] * len(prompts))
 
     def score_groups(
         self,

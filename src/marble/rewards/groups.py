@@ -44,6 +44,26 @@ def pairwise(function: F) -> F:
     return function
 
 
+class ByGroups:
+    """For rewards that score the pictures of several prompts at once, by `score_groups`."""
+
+    def score(
+        self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]
+    ) -> np.ndarray:
+        """As one group."""
+        return self.score_groups(images, prompts, metadata, [0] * len(prompts))
+
+    def score_groups(
+        self,
+        images: torch.Tensor,
+        prompts: list[str],
+        metadata: list[Metadata],
+        groups: list[Hashable],
+    ) -> np.ndarray:
+        """float64 ``[n]``; `groups` says which pictures belong together."""
+        raise NotImplementedError
+
+
 def members(groups: Sequence[Hashable]) -> list[list[int]]:
     """Positions of each group, groups in the order of their first picture."""
     found: dict[Hashable, list[int]] = {}

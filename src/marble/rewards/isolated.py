@@ -28,6 +28,7 @@ import torch
 
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata, Reward
+from marble.rewards.groups import ByGroups
 from marble.rewards.guard import Relayed
 
 LOAD_S = 1800.0
@@ -42,7 +43,7 @@ class Gone(Exception):
     """A reward's own process has ended in the middle of its work."""
 
 
-class Isolated(Reward):
+class Isolated(ByGroups, Reward):
     """The reward `reward` as a worker process has it, with at most `memory_gb` of main memory.
 
     Its random numbers are the worker's own, so that of a reward that draws them only the others'
@@ -84,11 +85,6 @@ class Isolated(Reward):
 
     def _ask_applies(self, metadata: str) -> bool:
         return bool(self._request({"do": "applies", "metadata": metadata}, seconds=APPLIES_S))
-
-    def score(
-        self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]
-    ) -> np.ndarray:
-        return self.score_groups(images, prompts, metadata, [0] * len(prompts))
 
     def score_groups(
         self,

@@ -13,14 +13,14 @@ import torch
 from marble.errors import MarbleError
 from marble.rewards.base import Metadata, Reward
 from marble.rewards.fleet import Fleet
-from marble.rewards.groups import members
+from marble.rewards.groups import ByGroups, members
 from marble.rewards.http import Endpoint, Refused, WrongAnswer, get_json, key_from
 from marble.rewards.pictures import to_png
 
 KEY_VARIABLE = "MARBLE_API_KEY"
 
 
-class Remote(Reward):
+class Remote(ByGroups, Reward):
     """Scores of the reward ``reward`` of a ``marble serve`` at ``url``, or of several of them.
 
     The server decides what is applicable: null in its answer is NaN here. A call is repeated with
@@ -90,11 +90,6 @@ class Remote(Reward):
 
     def take_notes(self) -> list[str]:
         return self.fleet.take_notes()
-
-    def score(
-        self, images: torch.Tensor, prompts: list[str], metadata: list[Metadata]
-    ) -> np.ndarray:
-        return self.score_groups(images, prompts, metadata, [0] * len(prompts))
 
     def score_groups(
         self,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from marble.errors import MarbleError
 from marble.evaluation import compare_table
+from marble.harmonise import Steerable
 from marble.recipe import Recipe
 from marble.training.display import signed
 
@@ -96,6 +97,8 @@ def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
         "for the text encoders.",
         "",
     ]
+    if issubclass(recipe.balance.rule, Steerable):
+        lines += _sliders(recipe)
     if found is not None:
         lines += [
             f"Held-out prompts, one seed list for both models (`eval.seed: {recipe.eval.seed}`); "
@@ -115,6 +118,28 @@ def write_model_card(path: Path, recipe: Recipe, run: Path) -> None:
         lines.append("")
     lines += ["## The recipe", "", "```yaml", recipe.dump().rstrip(), "```", ""]
     path.write_text("\n".join(lines))
+
+
+def _sliders(recipe: Recipe) -> list[str]:
+    """How the weight of each reward is chosen in stock diffusers."""
+    names = ["shared", *recipe.rewards.names]
+    rule = recipe.balance.rule(**recipe.balance.rule_options)
+    top = min(rule.options.most, len(names) - 1)
+    return [
+        "## Sliders",
+        "",
+        "The file above has every reward at its default weight, 1. To choose them, load the parts "
+        f"in its place; `shared` stays at 1, the others go from 0 to {top:g} (`sliders.json`):",
+        "",
+        "```python",
+        f"names = {names}",
+        "for name in names:",
+        '    pipe.load_lora_weights("path/to/this/folder/sliders", '
+        'weight_name=f"{name}.safetensors", adapter_name=name)',
+        f"pipe.set_adapters(names, {[1.0] * len(names)})",
+        "```",
+        "",
+    ]
 
 
 def _loading(recipe: Recipe) -> list[str]:

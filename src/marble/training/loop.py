@@ -26,6 +26,7 @@ from marble.training.guard import Guard
 from marble.training.memory import fitted_batch
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.paired import base_scores, choose, own_scores
+from marble.training.preferences import with_preferences
 from marble.training.processes import Processes
 from marble.training.rollout import Rollout, make_rollout
 from marble.training.rows import step_row
@@ -115,13 +116,16 @@ class Trainer:
 
     def draw(self, samples: list[Sample]) -> Epoch:
         """Pictures of all `samples`, each on one process, their scores and advantages."""
+        samples, prefer_KN = with_preferences(
+            samples, self.balancer.harmoniser.rule, self.parts.rewards, self.settings.seed
+        )
         rollout = self.processes.together(lambda: self.rollout(samples))
         gathered = gather_rewards(
             rollout.scores_Kn,
             np.array([s.group for s in rollout.samples], dtype=np.int64),
             np.array([s.index for s in rollout.samples], dtype=np.int64),
         )
-        batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N)
+        batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N, prefer_KN)
         return Epoch(samples, rollout, batch, gathered.rewards_KN, gathered.local_n)
 
     def split(self, epoch: Epoch, number: int, inner: int) -> Iterator[np.ndarray]:
@@ -342,6 +346,7 @@ class Trainer:
         state.restore_policy(self, saved)
         self.lr_scale /= 2
         self.watch.rollbacks += 1
+        self.watch.doubts = 0
 
     def write_lora(self, folder: Path) -> None:
         """The averaged weights, which evaluation uses, as diffusers loads them."""

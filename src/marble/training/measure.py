@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from marble.evaluation import drift_statistics
 from marble.models.build import build_adapter
 from marble.models.lora import read_file
 from marble.recipe import Recipe
+from marble.sampling import slider_weights, wear
 from marble.training.evaluate import evaluate_policy
 from marble.training.folder import write_pictures
 from marble.training.metrics import plain
@@ -18,18 +20,27 @@ from marble.training.setup import build_rewards, check, evaluation_samples
 
 
 def measure(
-    recipe: Recipe, lora: Path | None, *, out: Path | None = None, device: str | None = None
+    recipe: Recipe,
+    lora: Path | None,
+    *,
+    out: Path | None = None,
+    device: str | None = None,
+    prefer: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Means with intervals, over all processes; pictures with their scores into `out`, if given."""
+    """Means with intervals, over all processes; pictures with their scores into `out`, if given.
+
+    prefer: slider weights, where the LoRA has sliders.
+    """
     check(recipe, training=False)
     if lora is not None:
         read_file(lora)  # a file that is no LoRA is refused before the model loads
+    weights = slider_weights(lora, prefer)
     samples = evaluation_samples(recipe)
     processes = Processes(device)
     rewards = build_rewards(recipe, processes.device)
     adapter = build_adapter(recipe, processes.device)
     if lora is not None:
-        adapter.load_lora(lora)
+        wear(adapter, lora, weights)
     policy = "base" if lora is None else "default"
     try:
         result = evaluate_policy(adapter, rewards, samples, recipe, processes, policy=policy)

@@ -64,8 +64,10 @@ def take_step(
     for (j, chosen), weight in zip(order, kl):
         point = point_at(j, chosen)
         point.kl = weight
-        prompts = [sample.prompt.text for sample in part.samples[chosen]]
-        _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
+        samples = part.samples[chosen]
+        prompts = [sample.prompt.text for sample in samples]
+        with adapter.preferring([sample.prefer for sample in samples]):
+            _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
     return plan.finish()
 
 

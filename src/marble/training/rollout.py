@@ -89,7 +89,7 @@ def make_rollout(
     kept: list[dict[str, Tensor]] = []
     waiting = torch.zeros(0, dtype=torch.uint8)
     due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
-    with adapter.drawing(policy):
+    with adapter.drawing(policy, steered=any(s.prefer is not None for s in samples)):
         for start in range(0, len(samples), batch_size):
             part = samples[start : start + batch_size]
             chosen: str | Sde = sampler
@@ -154,7 +154,8 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Latents and uint8 pictures (on the CPU) of some samples, under the adapter in use."""
     cond = adapter.encode([s.prompt.text for s in samples])
-    x_0 = adapter.sample(
-        cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
-    )
+    with adapter.preferring([s.prefer for s in samples]):
+        x_0 = adapter.sample(
+            cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
+        )
     return x_0, adapter.decode(x_0).cpu()

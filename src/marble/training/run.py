@@ -123,23 +123,23 @@ def _train(
                 say(f"resuming after step {trainer.step} from {checkpoint}")
         return _loop(recipe, trainer, recorder, processes, console)
     except BaseException as error:  # whatever ends the run: its folder must not say "running"
-        recorder.fail(trainer.step if trainer else 0)
+        recorder.files.fail(trainer.step if trainer else 0)
         if processes.size > 1 and is_lost(error):
-            recorder.fail_alone()
+            recorder.files.fail_alone()
             raise LostProcess(
                 "another process of the run is gone (killed, or its machine was lost); "
-                f"{recorder.last_good}. Go on with `marble train --resume {out}`; under "
+                f"{recorder.files.last_good}. Go on with `marble train --resume {out}`; under "
                 "`torchrun --max-restarts` the launcher does so itself"
             ) from error
         if isinstance(error, Diverged):
-            raise MarbleError(f"{error}; {recorder.last_good}") from error
+            raise MarbleError(f"{error}; {recorder.files.last_good}") from error
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            raise recorder.cannot_write(error) from error
+            raise recorder.files.cannot_write(error) from error
         raise
     finally:
         if trainer is not None:
             trainer.close()
-        recorder.close()
+        recorder.files.close()
 
 
 def _go_on(
@@ -186,6 +186,7 @@ def _loop(
                 break
         if collapsed or trainer.finished:
             recorder.evaluate_best(trainer, display)
+            recorder.front(trainer, display)
     reason = collapsed
     if reason is None and not trainer.finished:
         reason = stop.reason or "another process was asked to stop"

@@ -11,8 +11,10 @@ from marble.balance import Balancer
 from marble.balance.gates import Gate, only, stages
 from marble.data import GroupSampler, Prompt, Sample, held_out, load_prompts, sample_seed
 from marble.errors import MarbleError
+from marble.harmonise import Steerable
 from marble.models.base import Adapter
 from marble.models.build import build_adapter, check_model, check_prompts
+from marble.models.sliders import Sliders
 from marble.objectives import objective_class
 from marble.recipe import Recipe
 from marble.rewards import RewardSet
@@ -69,6 +71,7 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     adapter.add_lora(
         lora.rank, lora.alpha, targets=lora.targets, init=lora.init, seed=recipe.train.seed
     )
+    add_sliders(recipe, adapter)
     if sharded:
         shard_base(adapter, processes)
     optim = recipe.optim
@@ -90,6 +93,15 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
         balancer=balancer,
         optimizer=optimizer,
     )
+
+
+def add_sliders(recipe: Recipe, adapter: Adapter) -> None:
+    """Shares the LoRA's rank out among the rewards, where the method gives each a slider."""
+    rule, names = recipe.balance.rule, recipe.rewards.names
+    if issubclass(rule, Steerable):
+        steer = rule(**recipe.balance.rule_options)
+        shared, each = steer.ranks(recipe.model.lora.rank, len(names))
+        adapter.add_sliders(Sliders(tuple(names), shared, each, steer.options.most))
 
 
 def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, RewardSet | None]:

@@ -105,9 +105,9 @@ class Watch:
         best &= not alike or self.best_step is None
         self.doubts = self.doubts + 1 if below or alike else 0
         fell = None
-        if self.doubts >= IN_A_ROW:
+        times, rest = divmod(self.doubts, IN_A_ROW)
+        if rest == 0 and times.bit_count() == 1:  # and again after twice as long
             fell = self._words(step, gains, value, variety, below)
-            self.doubts = 0
         if best:
             self.best_step = step
             if highest:
@@ -203,7 +203,8 @@ class Watch:
             parts.append(
                 f"{what} on the held-out probe is {value:+.2f} σ ({self.names[lowest]} "
                 f"{gains[lowest]:+.2f} σ), clearly below "
-                f"{best if self.peak_step else 'the untouched model'}, {IN_A_ROW} probes in a row"
+                f"{best if self.peak_step else 'the untouched model'}, "
+                f"{self.doubts} probes in a row"
             )
         if variety < LEAST_DIVERSITY:
             parts.append(f"pictures of one prompt differ {variety:.0%} as much as the base's")

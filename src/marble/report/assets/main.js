@@ -67,6 +67,7 @@ function showRun(index) {
   drawPictures();
   drawFilm();
   drawGlance();
+  setUpSliders();
   drawAll();
 }
 
@@ -84,6 +85,7 @@ function listen() {
   for (const id of ["cosines", "advantages"]) byId(`${id}-slider`).addEventListener("input", () => draw(id));
   for (const id of ["pareto-x", "pareto-y"]) byId(id).addEventListener("change", () => draw("pareto"));
   listenToPictures();
+  listenToSliders();
   let timer = 0, width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === width) return;
@@ -110,6 +112,7 @@ function repaint() {
   paintDots();
   drawChips();
   drawPictures();
+  if (frontOfRun()) showSetting();
   drawAll();
 }
 

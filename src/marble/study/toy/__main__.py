@@ -15,7 +15,7 @@ from marble.recipe import Recipe, load_recipe
 from marble.study.toy.model import ToyAdapter
 from marble.study.toy.world import prompts
 from marble.training.run import train
-from marble.training.setup import Parts, build_balancer, build_rewards
+from marble.training.setup import Parts, add_sliders, build_balancer, build_rewards
 
 TRAIN_PROMPTS, TEST_PROMPTS = 60, 20
 
@@ -25,6 +25,7 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     adapter = ToyAdapter(device)
     lora, optim, data = recipe.model.lora, recipe.optim, recipe.data
     adapter.add_lora(lora.rank, lora.alpha, init=lora.init, seed=recipe.train.seed)
+    add_sliders(recipe, adapter)
     optimizer = torch.optim.AdamW(
         list(adapter.lora_parameters().values()),
         lr=optim.lr,

@@ -1,0 +1,65 @@
+"""`marble merge`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marble.cli.common import find_policy, make_folder, print_json
+from marble.cli.options import Json, Prefer, Trust, preference
+from marble.errors import MarbleError
+
+
+def merge(
+    targets: Annotated[list[str], typer.Argument(help="Run folders or LoRAs of one model.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new LoRA.")] = Path(
+        "merged"
+    ),
+    prefer: Prefer = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="W,W,…", help="One weight per LoRA; default: their average."),
+    ] = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """Write one ordinary LoRA: a steered run at chosen slider weights, or several runs averaged.
+
+    The sum is exact: ranks add up, nothing is approximated.
+
+    Examples:
+
+    - `marble merge runs/steered --prefer ocr=2,aesthetic=0.5 --out legible`
+
+    - `marble merge runs/ocr runs/clip runs/pick --weights 0.5,0.25,0.25 --out soup`
+    """
+    from marble.models.soups import merge_files
+
+    policies = [find_policy(target, None, [], trust=trust) for target in targets]
+    missing = [target for target, policy in zip(targets, policies) if policy.lora is None]
+    if missing:
+        raise MarbleError(f"{missing[0]}: has no LoRA; name run folders or LoRAs")
+    for policy in policies:
+        policy.warn()
+    folders = [policy.lora for policy in policies if policy.lora is not None]
+    shares = _shares(weights, len(folders))
+    make_folder(out)
+    file, rank = merge_files(folders, shares, out, prefer=preference(prefer))
+    if as_json:
+        print_json({"file": str(file), "rank": rank, "weights": shares, "of": targets})
+    else:
+        typer.echo(f"{file} (rank {rank})")
+
+
+def _shares(text: str | None, count: int) -> list[float]:
+    if text is None:
+        return [1.0 / count] * count
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise MarbleError(f"--weights {text}: must be numbers, like 0.5,0.25,0.25") from None
+    if len(found) != count:
+        raise MarbleError(f"--weights {text}: {len(found)} weights for {count} LoRAs")
+    return found

@@ -1,0 +1,51 @@
+"""studies/steer.yaml, and the front that scripts/steer_front.py makes of such runs."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from _toy_world import run_toy
+from marble.study import load_study
+
+ROOT = Path(__file__).parents[2]
+REWARDS = ("reading", "counting", "similarity", "preference", "vivid")
+
+
+def test_the_study_is_one_that_loads_and_is_fair():
+    study = load_study(ROOT / "studies/steer.yaml")
+    steps = {
+        cell.name: [word for word in cell.overrides if word.startswith("train.steps=")][-1]
+        for cell in study.cells
+    }
+    specialists = [int(v.split("=")[1]) for n, v in steps.items() if n.startswith("only-")]
+    assert len(specialists) == 5 and sum(specialists) == int(steps["steer"].split("=")[1])
+    assert len([n for n in steps if n.startswith("towards-")]) == 5
+
+
+@pytest.mark.slow
+def test_a_front_from_runs_in_the_toy_world(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import steer_front
+
+    common = ["model.lora={rank: 8, alpha: 16}", "train.steps=2", "eval.images_per_prompt=2"]
+    run_toy(tmp_path / "steer-seed0", *common, "balance.method=steer")
+    run_toy(tmp_path / "marble-seed0", *common, "balance.method=marble")
+    for name in REWARDS:
+        own = ["balance.method=single", f"balance.reward={name}"]
+        run_toy(tmp_path / f"only-{name}-seed0", *common, *own)
+    weights = [f"rewards.{name}.weight={0.75 if i else 2.0}" for i, name in enumerate(REWARDS)]
+    run_toy(tmp_path / "towards-reading-seed0", *common, "balance.method=fixed", *weights)
+    monkeypatch.setattr(sys, "argv", ["steer_front.py", str(tmp_path), "--device", "cpu"])
+    steer_front.main()
+    found = json.loads((tmp_path / "front.json").read_text())
+    fronts = {row["cell"]: row for row in found["fronts"]}
+    assert set(fronts) == {"steer", "marble", "soup", "retrained"}
+    assert set(fronts["steer"]["sliders"]) == set(REWARDS)
+    # A soup's pure corner is the specialist itself, and the centre has all weights 1.
+    assert len(fronts["soup"]["points"]) == 31
+    at_one = fronts["steer"]["points"]
+    assert at_one["reading = 1"] == pytest.approx(at_one["default"], abs=1e-6)
+    assert fronts["steer"]["hypervolume_low"] > 0
+    assert "| steer | 41 |" in capsys.readouterr().out
