@@ -19,8 +19,9 @@ from marble.cli.options import one_recipe
 from marble.recipe import load_recipe
 from marble.study import load_study
 
-WITH_WEIGHTS = ("docs/sd35.md",)
-"""Pages whose Python needs a download; tests/test_docs_sd35.py runs it on tiny weights."""
+WITH_WEIGHTS = ("docs/sd35.md", "docs/steer.md")
+"""Pages whose Python needs a download or a run: tests/test_docs_sd35.py has tiny weights for it,
+and tests/training/test_steer_export.py runs the same lines from a run's model card."""
 
 
 def where(block):

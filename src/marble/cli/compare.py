@@ -15,9 +15,10 @@ from marble.cli.options import Json
 Row = dict[str, Any]
 LEGEND = (
     "▲ ▼ above or below the base, paired 95 % interval clear of 0. Mean and worst gain: over the "
-    "rewards trained on, in σ of the base's scores. Composite: mean z-score of all scores, among "
-    "these columns. Conflict: share of measured steps whose update opposes some reward's gradient."
+    "rewards trained on, in σ of the base's scores. {composite}Conflict: share of measured steps "
+    "whose update opposes some reward's gradient."
 )
+COMPOSITE = "Composite: mean z-score of all scores, among these columns. "
 
 
 def compare(
@@ -58,7 +59,8 @@ def compare(
         console.print()
     for sentence in (result.get("versus") or {}).get("said", []):
         console.print(sentence, highlight=False, markup=False)
-    console.print(LEGEND, style="dim", highlight=False, markup=False)
+    legend = LEGEND.format(composite=COMPOSITE if len(result["rows"]) > 2 else "")
+    console.print(legend, style="dim", highlight=False, markup=False)
 
 
 def _blocks(rows: list[Row], console: Console) -> list[list[Row]]:
