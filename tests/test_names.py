@@ -21,6 +21,14 @@ PARTS = {
     "Uniform": ["harmonise/_gated.py"],
     "Fixed": ["harmonise/_merged.py"],
     "MGDA": ["harmonise/_marble.py"],
+    "Marble": ["harmonise/_steerable.py"],
+    # The base of every rule with sliders, your own included.
+    "Steerable": [
+        "recipe/schema.py",
+        "training/closing.py",
+        "training/preferences.py",
+        "training/setup.py",
+    ],
     "Progress": ["harmonise/_steer.py", "recipe/balance.py"],  # `hybrid` measures it for any rule
     "NFT": ["jacobian/bench.py"],  # what is timed
 }
@@ -43,7 +51,7 @@ DEBTS = {
     }
 }
 #: Names that are also words: strings of these count only where something is compared with them.
-WORDS = {"marble", "single", "progress"}
+WORDS = {"marble", "single", "progress", "steer"}
 
 
 def own_file(thing: type) -> str:

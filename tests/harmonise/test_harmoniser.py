@@ -220,3 +220,23 @@ def test_only_the_first_average_is_whole_also_where_a_reward_was_silent(rows):
     second = balance.solve(gram(rows[::-1] * [[1.0], [2.0], [0.5], [3.0]]))
     expected = 0.7 * first.alpha_K + 0.3 * second.alpha_raw_K
     np.testing.assert_allclose(second.alpha_K, expected, atol=1e-12)
+
+
+class Deaf(RULES["uniform"]):
+    """Would fail if it were shown anything."""
+
+    name = "deaf"
+
+    def observe(self, *statistics):
+        raise AssertionError
+
+
+class Listening(Deaf):
+    observes = True
+
+
+def test_a_rule_is_shown_statistics_only_if_it_says_so():
+    shown = np.zeros(4), np.ones(4)
+    Harmoniser(f"{__name__}:Deaf", NAMES).observe(*shown)
+    with pytest.raises(AssertionError):
+        Harmoniser(f"{__name__}:Listening", NAMES).observe(*shown)

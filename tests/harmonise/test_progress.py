@@ -64,6 +64,16 @@ def test_range_units_by_hand_also_for_one_that_starts_at_its_ceiling():
     np.testing.assert_allclose(found, expected / expected.sum(), rtol=1e-12)
 
 
+def test_a_state_from_before_the_first_step_begins_anew():
+    fresh, used = (Harmoniser("progress", NAMES, options=BY_BATCHES) for _ in range(2))
+    begun = json.loads(json.dumps(fresh.state_dict()))
+    follow(used, climb(20, 0.0, 1.0))
+    used.load_state_dict(begun)
+    assert used.state_dict() == begun
+    path = climb(12, 0.3, 0.1)
+    np.testing.assert_array_equal(follow(used, path), follow(fresh, path))
+
+
 def test_less_progress_more_weight():
     found = follow(
         Harmoniser("progress", NAMES, options=BY_BATCHES), climb(60, 0.005, 0.05), noise=0.01

@@ -27,6 +27,7 @@ class Steerable(Marble):
     """
 
     name = "steer"
+    halves = False  # a prompt's own weights come on top
 
     class Options(Section):
         most: Annotated[float, Field(gt=1)] = Field(

@@ -158,7 +158,7 @@ class Jacobian:
                 self._check_slot(slot, rows.data.shape[0])
         a, b = slots if slots is not None else (None, None)
         flat = None if metric is None else self.flatten(metric)
-        gram = store.gram(rows, rows, a, b, flat)
+        gram = store.gram(rows, a, b, flat)
         bad = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
         if bad:
             raise MarbleError(

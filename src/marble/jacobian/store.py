@@ -42,14 +42,14 @@ class Rows:
 
 
 def gram(
-    a: Rows, b: Rows, slot_a: int | None, slot_b: int | None, metric: Tensor | None = None
+    rows: Rows, slot_a: int | None, slot_b: int | None, metric: Tensor | None = None
 ) -> Tensor:
-    """``G_kl = Σ_j metric_j a_kj b_lj`` in fp64, on the CPU."""
-    same = a is b and slot_a == slot_b
-    out = a.data.new_zeros(a.data.shape[1], b.data.shape[1], dtype=torch.float64)
-    for start, stop in _chunks(a):
-        left = a.part(slot_a, start, stop).double()
-        right = left if same else b.part(slot_b, start, stop).double()
+    """``G_kl = Σ_j metric_j a_kj b_lj`` of two slots' rows, in fp64, on the CPU."""
+    k = rows.data.shape[1]
+    out = rows.data.new_zeros(k, k, dtype=torch.float64)
+    for start, stop in _chunks(rows):
+        left = rows.part(slot_a, start, stop).double()
+        right = left if slot_a == slot_b else rows.part(slot_b, start, stop).double()
         if metric is not None:
             left = left * metric[start:stop].double()
         out.addmm_(left, right.T)
