@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 import torch
 
-from marble.bench.random_model import RESTS, filled, random_pipeline, random_text
+from marble.bench.random_model import filled, random_pipeline, random_text
 from marble.models.family import Family
 from marble.models.pipeline import PipelineAdapter
 from marble.models.quiet import quiet
@@ -54,7 +54,7 @@ def _tiny(family: type[Family]) -> Any:
             transformer=filled(
                 getattr(diffusers, family.transformer), transformer, torch.bfloat16, cpu
             ),
-            vae=getattr(diffusers, RESTS[family.pipeline].vae)(**vae),
+            vae=getattr(diffusers, family.rest.vae)(**vae),
             scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**scheduler),
             **absent,
         )

@@ -40,16 +40,6 @@ CHOICES = {
     "geometry/gradients.py": {"uniform"},
     "geometry/table.py": {"marble"},
 }
-#: A debt: what a published pipeline has beside its transformer belongs into its family's file.
-DEBTS = {
-    "bench/random_model.py": {
-        "StableDiffusion3Pipeline",
-        "FluxPipeline",
-        "Flux2KleinPipeline",
-        "QwenImagePipeline",
-        "ZImagePipeline",
-    }
-}
 #: Names that are also words: strings of these count only where something is compared with them.
 WORDS = {"marble", "single", "progress", "steer"}
 
@@ -89,7 +79,7 @@ def named_in(path: Path) -> list[str]:
         f"{file}, line {line}: {text!r}"
         for text, line, compared in strings(tree)
         if text in THINGS and own_file(THINGS[text]) != file
-        if (compared or text not in WORDS) and text not in (CHOICES | DEBTS).get(file, ())
+        if (compared or text not in WORDS) and text not in CHOICES.get(file, ())
     ]
     classes = {thing.__name__: thing for thing in THINGS.values()}
     found += [

@@ -143,15 +143,13 @@ def estimate(recipe: Recipe) -> Estimate:
         kept = cells * layers * ACTIVATION
     scoring = _scoring(recipe)
     meanwhile = scoring if recipe.train.overlap_rewards else 0.0
-    # While pictures are drawn the LoRA is inside a copy of the weights it adapts.
-    merged = 0 if recipe.train.fsdp else size * known.adapted_parameters(model.lora.targets)
     drawing = recipe.rollout.batch_size * cells * DRAWING
     pixels = min(recipe.rollout.batch_size, max(1, DECODE_PIXELS // side**2)) * side**2
     decoding = pixels * VAE_PIXEL
     phases = {
         "encoding prompts": base + ENCODING,  # offloaded encoders come layer by layer
-        "sampling": base + merged + drawing + meanwhile,
-        "decoding": base + merged + decoding + meanwhile,
+        "sampling": base + drawing + meanwhile,
+        "decoding": base + decoding + meanwhile,
         "rewards": base + scoring,
         "training": base + recipe.train.batch_size * kept + latents / recipe.train.steps_per_epoch,
     }

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from marble.bench import compose, loop
 from marble.bench.compose import Counts
 from marble.bench.loop import bench_loop
-from marble.bench.random_model import RESTS, open_pipeline
+from marble.bench.random_model import open_pipeline
 from marble.cli import app
 from marble.cli.bench_tables import show_loop
 from marble.errors import MarbleError
@@ -85,7 +85,7 @@ def test_a_model_of_unknown_size_is_refused(toy):
 @pytest.mark.parametrize(
     "family",
     [f if f.pipeline == "QwenImagePipeline" else pytest.param(f, marks=pytest.mark.slow)
-     for f in families() if f.pipeline in RESTS],
+     for f in families() if f.rest],
     ids=lambda f: f.pipeline,
 )  # fmt: skip
 def test_random_models_of_every_family_are_trained(toy, family, tmp_path, monkeypatch):
@@ -101,11 +101,11 @@ def test_random_models_of_every_family_are_trained(toy, family, tmp_path, monkey
     tiny = replace(family.published[hub_id], transformer=config("transformer/config"))
     monkeypatch.setattr(family, "published", {hub_id: tiny})
     rest = replace(
-        RESTS[family.pipeline],
+        family.rest,
         vae_config=config("vae/config"),
         scheduler=config("scheduler/scheduler_config"),
     )
-    monkeypatch.setitem(RESTS, family.pipeline, rest)
+    monkeypatch.setattr(family, "rest", rest)
     recipe = toy.recipe(
         f"model.path={hub_id}", "model.max_sequence_length=null", "model.resolution=32"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,38 +18,8 @@ from marble.models.quiet import quiet
 from marble.models.registry import families, family_of
 from marble.recipe import Recipe
 
-KL_VAE = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "latent_channels": 16,
-    "scaling_factor": 0.3611,
-    "shift_factor": 0.1159,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
-DYNAMIC = {"use_dynamic_shifting": True}
 LENGTHS = (48, 120, 77, 31)
 """Text tokens of prompts, where these are ragged: in turn."""
-
-
-@dataclass(frozen=True)
-class Rest:
-    """What a published pipeline has beside its transformer, as far as speed depends on it."""
-
-    vae: str
-    vae_config: dict[str, Any]
-    scheduler: dict[str, Any]
-
-
-RESTS = {
-    "StableDiffusion3Pipeline": Rest("AutoencoderKL", KL_VAE, {"shift": 3.0}),
-    "FluxPipeline": Rest("AutoencoderKL", KL_VAE, DYNAMIC),
-    "Flux2KleinPipeline": Rest("AutoencoderKLFlux2", {}, DYNAMIC),
-    "QwenImagePipeline": Rest("AutoencoderKLQwenImage", {}, DYNAMIC),
-    "ZImagePipeline": Rest("AutoencoderKL", KL_VAE, {"shift": 3.0}),
-}
 
 
 def open_pipeline(recipe: Recipe, device: torch.device) -> tuple[Any, type[Family]]:
@@ -62,11 +31,11 @@ def open_pipeline(recipe: Recipe, device: torch.device) -> tuple[Any, type[Famil
         folder = find_local(model.path, model.revision)
     except NotHere:
         family = next((f for f in families() if model.path in f.published), None)
-        if family is None or family.pipeline not in RESTS:
+        if family is None or family.rest is None:
             raise MarbleError(
                 f"model.path: {model.path} is not on this machine, and its size is not known; "
                 "download it, or take a recipe of one of: "
-                + ", ".join(i for f in families() if f.pipeline in RESTS for i in f.published)
+                + ", ".join(i for f in families() if f.rest for i in f.published)
             ) from None
         return random_pipeline(model.path, family, DTYPES[model.dtype], device), family
     family = family_of(folder, model.family)
@@ -85,7 +54,8 @@ def random_pipeline(
     """Transformer, decoder and scheduler; no text encoders."""
     import diffusers
 
-    rest = RESTS[family.pipeline]
+    rest = family.rest
+    assert rest is not None  # `open_pipeline` has asked
     torch.manual_seed(0)
     kind = getattr(diffusers, family.pipeline)
     absent = dict.fromkeys(
@@ -145,13 +115,14 @@ def random_text(adapter: PipelineAdapter, count: int) -> Conditioning:
         return torch.randn(*shape, generator=generator).to(adapter.dtype)
 
     width = config.get("joint_attention_dim") or config.get("cap_feat_dim")
-    if adapter.pipeline_class in ("ZImagePipeline", "QwenImagePipeline"):
+    rest = next(f.rest for f in families() if f.pipeline == adapter.pipeline_class)
+    if rest is not None and rest.ragged:
         lengths = [LENGTHS[i % len(LENGTHS)] for i in range(count)]
         mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         embeds = normal(count, max(lengths), width) * mask[..., None]
         tensors = {"prompt_embeds": embeds, MASK: mask}
         return Conditioning(tensors, ragged=("prompt_embeds", MASK)).trimmed()
-    extra = 77 if adapter.pipeline_class == "StableDiffusion3Pipeline" else 0
+    extra = rest.extra_tokens if rest is not None else 0
     tensors = {"prompt_embeds": normal(count, extra + adapter.max_tokens, width)}
     if "pooled_projection_dim" in config:
         tensors["pooled_prompt_embeds"] = normal(count, config["pooled_projection_dim"])

@@ -68,8 +68,6 @@ def sample(
     policy = find_policy(target, recipe, overrides, trust=trust)
     device = check_device(device)
     policy.warn()
-    if policy.lora is not None and not as_json:
-        typer.echo(f"marble: drawing with {policy.label}", err=True)
     make_folder(out)
     with stdout_kept(as_json):
         files = draw_prompts(
@@ -86,5 +84,7 @@ def sample(
     if as_json:
         print_json({"files": [str(f) for f in files], **policy.record()})
     else:
+        if policy.lora is not None:
+            typer.echo(f"marble: drawn with {policy.label}", err=True)
         for file in files:
             typer.echo(file)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from marble.errors import MarbleError
@@ -74,10 +75,6 @@ class Facts:
         """Of all adapted layers, r·(in + out) each."""
         return sum(rank * (shape[0] + shape[1]) for shape in self._adapted(targets))
 
-    def adapted_parameters(self, targets: Sequence[str] | None = None) -> int:
-        """Frozen weights of all adapted layers, in·out each."""
-        return sum(shape[0] * shape[1] for shape in self._adapted(targets))
-
     def _adapted(self, targets: Sequence[str] | None) -> Iterator[Sequence[int]]:
         endings = tuple(f".{e}" for e in (self.lora_targets if targets is None else targets))
         for name, shape in self.shapes.items():
@@ -100,6 +97,35 @@ class Published:
     """Files of the repository that the pipeline does not need."""
 
 
+KL_VAE: Mapping[str, Any] = MappingProxyType(
+    {
+        "block_out_channels": (128, 256, 512, 512),
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "layers_per_block": 2,
+        "latent_channels": 16,
+        "scaling_factor": 0.3611,
+        "shift_factor": 0.1159,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
+)
+"""The autoencoder of 16 channels that several families share."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a published pipeline has beside its transformer, as far as speed depends on it."""
+
+    vae: str
+    vae_config: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+    ragged: bool = False
+    """Prompts keep lengths of their own."""
+    extra_tokens: int = 0
+    """Text tokens that come before those of `max_sequence_length`."""
+
+
 class Family(ABC):
     """Facts and files of a family. Never instantiated: everything belongs to the class."""
 
@@ -120,6 +146,8 @@ class Family(ABC):
     """Recipe fields of this family alone, under `model.options`."""
     published: ClassVar[Mapping[str, Published]] = {}
     """Hub id → what is known about it."""
+    rest: ClassVar[Rest | None] = None
+    """For benchmarks of true size with random weights; None: `marble bench loop` has none."""
 
     @classmethod
     @abstractmethod

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.family import Family, Layout, Published, Section
+from marble.models.family import KL_VAE, Family, Layout, Published, Rest, Section
 from marble.models.packing import DEFAULT_LATENTS, PackedAdapter, pack, positions, unpack
 from marble.models.pipeline import Reader
 
@@ -78,6 +78,7 @@ class Flux(Family):
     transformer = "FluxTransformer2DModel"
     parts = (*Family.parts, "text_encoder_2", "tokenizer_2")
     adapter = FluxAdapter
+    rest = Rest("AutoencoderKL", KL_VAE, {"use_dynamic_shifting": True})
     Options = FluxOptions
     published: ClassVar = {
         "black-forest-labs/FLUX.1-dev": Published(

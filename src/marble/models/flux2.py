@@ -13,7 +13,7 @@ from torch import Tensor
 from marble.errors import MarbleError
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.family import Family, Layout, Published, Section
+from marble.models.family import Family, Layout, Published, Rest, Section
 from marble.models.packing import DEFAULT_LATENTS, JOINT_ATTENTION, positions
 from marble.models.pipeline import PipelineAdapter, Reader, chat, even_levels
 
@@ -95,6 +95,7 @@ class Flux2(Family):
     pipeline = "Flux2KleinPipeline"
     transformer = "Flux2Transformer2DModel"
     adapter = Flux2Adapter
+    rest = Rest("AutoencoderKLFlux2", {}, {"use_dynamic_shifting": True})
     published: ClassVar = {
         "black-forest-labs/FLUX.2-klein-base-4B": Published(
             {

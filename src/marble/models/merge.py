@@ -3,10 +3,9 @@
 Eight projections of every block have a LoRA. While pictures are drawn the factors do not change,
 so the merged weight is formed once, in fp32, and rounded once to the format of W. That is exact but
 for this rounding: with bf16 weights each one is off by at most 2⁻⁸ of its size (half a unit in the
-last place), as the frozen weights themselves already are. The frozen weights are put aside, not
-subtracted from afterwards: what comes back is the same memory, bit for bit.
-
-Memory while merged: a second copy of the adapted weights alone (SD3.5 Medium in bf16: 0.9 GB).
+last place), as the frozen weights themselves already are. The frozen weights wait in main memory
+and are copied back, not subtracted from: they return bit for bit, to the same addresses. The device
+holds no second copy (SD3.5 Medium in bf16: 0.9 GB), which a recipe for a small GPU has no room for.
 """
 
 from __future__ import annotations
@@ -51,19 +50,18 @@ def merged(model: nn.Module, adapter: str) -> Iterator[None]:
     """
     before = lora.active(model)
     lora.activate(model, lora.BASE)
-    aside: list[tuple[nn.Parameter, Tensor]] = []
+    aside: list[tuple[Tensor, Tensor]] = []
     try:
         for _, layer in lora.lora_layers(model):
             weight: Any = layer.get_base_layer().weight
-            frozen = weight.data
-            inside = _sum(layer, adapter, frozen)
-            aside.append((weight, frozen))
-            weight.data = inside
+            inside = _sum(layer, adapter, weight.data)
+            aside.append((weight.data, weight.data.cpu().clone()))
+            weight.data.copy_(inside)
         with lora.fixed(model):
             yield
     finally:
-        for weight, frozen in aside:
-            weight.data = frozen
+        for data, frozen in aside:
+            data.copy_(frozen)
         lora.activate(model, before)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marble.models import tiny
 from marble.models.conditioning import MASK, Conditioning
-from marble.models.family import Family, Layout, Published, Section
+from marble.models.family import Family, Layout, Published, Rest, Section
 from marble.models.packing import DEFAULT_LATENTS, PackedAdapter, pack, unpack
 from marble.models.pipeline import Reader
 
@@ -76,6 +76,7 @@ class Qwen(Family):
     pipeline = "QwenImagePipeline"
     transformer = "QwenImageTransformer2DModel"
     adapter = QwenAdapter
+    rest = Rest("AutoencoderKLQwenImage", {}, {"use_dynamic_shifting": True}, ragged=True)
     published: ClassVar = {
         "Qwen/Qwen-Image": Published(
             {}, {"vae": 126_892_531, "text_encoder": 8_292_166_656}, resolution=1024

@@ -12,7 +12,7 @@ from torch import Tensor
 from marble.errors import MarbleError
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
-from marble.models.family import Family, Layout, Published, Section
+from marble.models.family import KL_VAE, Family, Layout, Published, Rest, Section
 from marble.models.pipeline import PipelineAdapter, Reader, line_shift
 
 CLIP_TOKENS = 77
@@ -122,6 +122,7 @@ class SD3(Family):
     transformer = "SD3Transformer2DModel"
     parts = (*Family.parts, "text_encoder_2", "tokenizer_2")
     adapter = SD3Adapter
+    rest = Rest("AutoencoderKL", KL_VAE, {"shift": 3.0}, extra_tokens=77)
     published: ClassVar = {
         f"stabilityai/stable-diffusion-3.5-{name}": Published(
             config, _ENCODERS, resolution=1024, gated=True, spare=_SPARE

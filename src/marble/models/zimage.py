@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from marble.models import tiny
 from marble.models.conditioning import MASK, Conditioning
-from marble.models.family import Family, Layout, Published, Section
+from marble.models.family import KL_VAE, Family, Layout, Published, Rest, Section
 from marble.models.pipeline import PipelineAdapter, Reader, chat, even_levels, line_shift
 
 DEFAULT_SIDE = 1024
@@ -73,6 +73,7 @@ class ZImage(Family):
     pipeline = "ZImagePipeline"
     transformer = "ZImageTransformer2DModel"
     adapter = ZImageAdapter
+    rest = Rest("AutoencoderKL", KL_VAE, {"shift": 3.0}, ragged=True)
     published: ClassVar = {
         "Tongyi-MAI/Z-Image": Published(
             {}, {"vae": 83_819_683, "text_encoder": 4_022_468_096}, resolution=DEFAULT_SIDE
