@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from marble.bench import compose
-from marble.bench.compose import Counts
 from marble.bench.public import BATCH, public_adapter
 from marble.bench.random_model import copy_of, open_pipeline
+from marble.bench.report import Report
 from marble.bench.side import Side
+from marble.bench.summary import MANY, counts, summary
 from marble.bench.timing import (
     alternating,
     clean,
-    describe,
     host_waits,
     matmul_tflops,
     milliseconds,
@@ -34,50 +29,9 @@ from marble.duration import reward_seconds
 from marble.errors import MarbleError
 from marble.memory import estimate, of_size
 from marble.models.family import Family
-from marble.objectives import objective_class
 from marble.recipe import Recipe, load_recipe
 from marble.training.memory import fitted_batch
 from marble.training.processes import Processes
-
-MANY = 64
-"""A second number of rewards, at which a refresh is measured."""
-TARGETS = {
-    "pictures per second": 3.0,
-    "training": 2.5,
-    "sampling": 2.5,
-    "MARBLE against weighted sum, N = 10": 0.995,
-    "MARBLE against weighted sum, N = 1": 0.92,
-}
-
-
-class Report:
-    """What is known so far, in the file after every part; a part that fails leaves its reason."""
-
-    def __init__(self, out: Path | None, say: Callable[[str], None]) -> None:
-        self.found: dict[str, Any] = {"complete": False, "failures": {}}
-        self._out, self._say = out, say
-        self._started = time.perf_counter()
-
-    def note(self, **more: Any) -> None:
-        for key, value in more.items():
-            if isinstance(value, dict) and isinstance(self.found.get(key), dict):
-                self.found[key] |= value
-            else:
-                self.found[key] = value
-        self.found["seconds"] = round(time.perf_counter() - self._started, 1)
-        if self._out is not None:
-            self._out.parent.mkdir(parents=True, exist_ok=True)
-            self._out.write_text(json.dumps(self.found, indent=2) + "\n")
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        self._say(f"{time.perf_counter() - self._started:5.0f} s  {name}")
-        try:
-            yield
-        except Exception as error:
-            where = traceback.format_exc().strip().splitlines()[-8:]
-            self.note(failures={name: [describe(error), *where]})
-        clean()
 
 
 def bench_loop(
@@ -218,6 +172,7 @@ class Bench:
             if "failed" in row:
                 raise RuntimeError(row["failed"])
         each = found["two"]["ms"] - found["one"]["ms"]
+        each = max(0.0, each)  # the difference of two times: below 0 on a busy machine
         return {"recorded": each, "solve": max(0.0, found["one"]["ms"] - each)}
 
     def _timed(self, part: str, calls: Mapping[str, Callable[[], None]]) -> None:
@@ -293,101 +248,6 @@ class Bench:
         peaks["ours, refresh"] = peak_gb(ours.step(balancer, refresh=True), self.device)
         peaks["ours, MARBLE"] = peak_gb(ours.step(balancer, kl=True), self.device)
         self.report.note(peak_memory_gb=peaks)
-
-
-def summary(
-    recipe: Recipe,
-    parts: Mapping[str, Mapping[str, float]],
-    many: Mapping[str, float],
-    found: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Whole steps, their speeds and ratios, from what was measured."""
-    public, own = counts(recipe)
-    scoring = reward_seconds(recipe)
-    slow = compose.step(parts["public"], public, refresh=False)
-    ordinary = compose.step(parts["ours"], own, refresh=False)
-    steps = {"public": slow, "ours, weighted sum": ordinary}
-    if "recorded" in parts["ours"]:
-        refresh = compose.step(parts["ours"], own, refresh=True)
-        steps["ours, MARBLE N = 10"] = compose.mean_step(ordinary, refresh, 10)
-        steps["ours, MARBLE N = 1"] = refresh
-    speeds = {name: compose.speed(phases, own.pictures, scoring) for name, phases in steps.items()}
-    rated = {name: row["pictures_per_gpu_second"] for name, row in speeds.items()}
-    best = "ours, MARBLE N = 10" if "recorded" in parts["ours"] else "ours, weighted sum"
-    trained = {name: compose.training_of(phases) for name, phases in steps.items()}
-    ratios = {
-        "pictures per second": rated[best] / rated["public"],
-        "training": trained["public"] / trained[best],
-        "sampling": slow["sampling"] / ordinary["sampling"],
-        "decoding": slow["decoding"] / ordinary["decoding"],
-    }
-    summed = trained["ours, weighted sum"]
-    if "recorded" in parts["ours"]:
-        for every in (10, 1):
-            speed = rated[f"ours, MARBLE N = {every}"] / rated["ours, weighted sum"]
-            ratios[f"MARBLE against weighted sum, N = {every}"] = speed
-        ratios["refresh by ordinary step, training"] = trained["ours, MARBLE N = 1"] / summed
-    if many:
-        wide = compose.step({**parts["ours"], **many}, own, refresh=True)
-        ratios[f"refresh by ordinary step, training, K = {MANY}"] = (
-            compose.training_of(wide) / summed
-        )
-    peaks = found.get("peak_memory_gb") or {}
-    if peaks.get("ours, weighted sum"):
-        ratios["memory of MARBLE by weighted sum"] = (
-            max(peaks["ours, MARBLE"], peaks["ours, refresh"]) / peaks["ours, weighted sum"]
-        )
-    return {
-        "steps": {name: {"phases_ms": steps[name], **row} for name, row in speeds.items()},
-        "ratios": ratios,
-        "targets": TARGETS,
-        "use_of_device": _use(recipe, parts, (public, own), found),
-    }
-
-
-def counts(recipe: Recipe) -> tuple[Counts, Counts]:
-    """Of the public loop and of ours: an epoch's step on one GPU."""
-    pictures = recipe.samples_per_epoch // recipe.train.steps_per_epoch
-    pairs = objective_class(recipe.objective.name)(recipe.objective).pairs(recipe)
-    steps, kl = recipe.rollout.steps, recipe.objective.kl > 0
-    public = Counts(pictures, steps, BATCH, pairs, BATCH, 1, 1.0)
-    own = Counts(
-        pictures,
-        steps,
-        recipe.rollout.batch_size,
-        pairs,
-        recipe.train.batch_size or BATCH,
-        recipe.objective.kl_every if kl else 0,
-        recipe.balance.probe,
-    )
-    return public, own
-
-
-def _use(
-    recipe: Recipe,
-    parts: Mapping[str, Mapping[str, float]],
-    made: tuple[Counts, Counts],
-    found: Mapping[str, Any],
-) -> dict[str, Any]:
-    """TFLOP/s of the parts, and their share of what a plain matrix product reaches.
-
-    A backward pass through frozen weights counts as one forward. `plain` is v_old, v_θ and a
-    backward; `kl` has v_ref too; `recorded` has a second backward.
-    """
-    if "limit" not in found:
-        return {}
-    forward = found["limit"]["forward_tflop_per_picture"]
-    passes = {"sampling": 1, "plain": 3, "kl": 4, "recorded": 4}
-    table: dict[str, Any] = {}
-    for (name, measured), count in zip(parts.items(), made):
-        for part, number in passes.items():
-            if part not in measured or (name, part) == ("public", "plain"):
-                continue
-            batch = count.rollout_batch if part == "sampling" else count.batch
-            rate = number * batch * forward / measured[part] * 1e3
-            share = rate / found["limit"]["matmul_tflops"]
-            table[f"{name}, {part}"] = {"tflops": rate, "share_of_limit": share}
-    return table
 
 
 def _about(recipe: Recipe, device: torch.device, memory_limit: float | None) -> dict[str, Any]:
