@@ -41,3 +41,9 @@ def test_its_signs_read(tmp_path):
 def test_a_word_that_is_no_target_is_told_of_it():
     ran = CliRunner().invoke(app, ["sample", "studio-trainde", "a cat"])
     assert ran.exit_code != 0 and "studio-trained" in str(ran.exception)
+
+
+def test_it_belongs_to_the_studio():
+    words = ["sample", TRAINED, "a cat", "--recipe", "sd35m-5rewards"]
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code != 0 and "leave out --recipe" in str(ran.exception)

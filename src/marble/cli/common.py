@@ -130,6 +130,8 @@ def find_policy(
 ) -> Policy:
     """`base`, `studio-trained`, a run folder, or a LoRA file or folder."""
     if target == TRAINED:
+        if recipe is not None:
+            raise MarbleError(f"{TRAINED}: a LoRA of the studio model; leave out --recipe")
         chosen = load_recipe("studio-gpu", overrides)
         return Policy(chosen, asset("trained"), TRAINED, origin="studio-gpu")
     path = Path(target)

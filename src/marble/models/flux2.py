@@ -14,8 +14,8 @@ from marble.errors import MarbleError
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
 from marble.models.family import Family, Layout, Published, Rest, Section
-from marble.models.packing import DEFAULT_LATENTS, JOINT_ATTENTION, positions
-from marble.models.pipeline import PipelineAdapter, Reader, chat, even_levels
+from marble.models.packing import DEFAULT_LATENTS, positions
+from marble.models.pipeline import JOINT_ATTENTION, PipelineAdapter, Reader, chat, even_levels
 
 
 class Flux2Adapter(PipelineAdapter):

@@ -5,21 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from marble.models.pipeline import PipelineAdapter, even_levels, line_shift
+from marble.models.pipeline import JOINT_ATTENTION, PipelineAdapter, even_levels, line_shift
 
 DEFAULT_LATENTS = 128
 """Side of the autoencoder's latents if nothing is said, as in these pipelines."""
-JOINT_ATTENTION = (
-    "attn.to_q",
-    "attn.to_k",
-    "attn.to_v",
-    "attn.to_out.0",
-    "attn.add_q_proj",
-    "attn.add_k_proj",
-    "attn.add_v_proj",
-    "attn.to_add_out",
-)
-"""Linears of attention over the picture's tokens and the text's."""
 
 
 class PackedAdapter(PipelineAdapter):

@@ -28,6 +28,17 @@ from marble.options import Section
 
 # Characters of a prompt that are looked at first when its tokens are counted.
 PREFIX = 2000
+JOINT_ATTENTION = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+"""Linears of attention over the picture's tokens and the text's."""
 DECODE_PIXELS = 9 * 512 * 512
 """Decoded at once on a GPU, at most: the decoder works in fp32 at full resolution."""
 

@@ -13,7 +13,7 @@ from marble.errors import MarbleError
 from marble.models import tiny
 from marble.models.conditioning import Conditioning
 from marble.models.family import KL_VAE, Family, Layout, Published, Rest, Section
-from marble.models.pipeline import PipelineAdapter, Reader, line_shift
+from marble.models.pipeline import JOINT_ATTENTION, PipelineAdapter, Reader, line_shift
 
 CLIP_TOKENS = 77
 
@@ -25,16 +25,7 @@ class SD3Adapter(PipelineAdapter):
     text_tokens, text_tokens_most = 256, 512
     readers = ("tokenizer", "tokenizer_3")
     optional_parts = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
 
     def _shape_for(self, resolution: int | None) -> tuple[int, tuple[int, ...]]:
         config, scale = self.transformer.config, self.pipeline.vae_scale_factor

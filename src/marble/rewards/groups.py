@@ -14,6 +14,7 @@ A picture without another one of its prompt has no such score: NaN.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -44,7 +45,7 @@ def pairwise(function: F) -> F:
     return function
 
 
-class ByGroups:
+class ByGroups(ABC):
     """For rewards that score the pictures of several prompts at once, by `score_groups`."""
 
     def score(
@@ -53,6 +54,7 @@ class ByGroups:
         """As one group."""
         return self.score_groups(images, prompts, metadata, [0] * len(prompts))
 
+    @abstractmethod
     def score_groups(
         self,
         images: torch.Tensor,
@@ -61,7 +63,6 @@ class ByGroups:
         groups: list[Hashable],
     ) -> np.ndarray:
         """float64 ``[n]``; `groups` says which pictures belong together."""
-        raise NotImplementedError
 
 
 def members(groups: Sequence[Hashable]) -> list[list[int]]:
