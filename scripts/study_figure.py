@@ -46,7 +46,7 @@ def draw(table: dict[str, Any], setting: str = "") -> plt.Figure:
     axes.axvline(0, color="#444", linewidth=0.9)
     axes.set_yticks(range(len(rows)), [f"{row['name']} ({row['seeds']})" for row in rows])
     shown = [entry["mean"] for row in rows for entry in row["gains"].values()]
-    axes.set_xlim(min([-0.5, *shown]) - 0.1, max([0.5, *shown]) + 0.25)
+    axes.set_xlim(min([0.0, *shown]) - 0.1, max([0.5, *shown]) + 0.25)
     axes.set_xlabel("relative gain on held-out prompts, in the base's standard deviations")
     axes.set_title(
         "Gain of every reward: mean over (seeds), 95 % interval, best worst gain on top",
