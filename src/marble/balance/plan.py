@@ -56,6 +56,10 @@ class Plan:
         """How many micro-batches are recorded: the first ones."""
         return self._recorded
 
+    def record_first(self, count: int) -> None:
+        """The micro-batches to be recorded come in `count` parts, each given to `backward`."""
+        self._recorded = count
+
     @property
     def records(self) -> bool:
         """Whether the next micro-batch's forward must run inside `recording`."""

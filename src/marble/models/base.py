@@ -57,6 +57,8 @@ class Adapter(ABC):
         self.compiled: Compiled | None = None
         self.replays = False
         """Whether a small model's passes are replayed as CUDA graphs while it draws."""
+        self.halves = self.device.type == "cuda"
+        """Whether recorded micro-batches come in halves, to save memory."""
         self._graphs: Graphs | None = None
         self.say: Callable[[str], None] = _to_stderr
         """Where a line for the user goes; a run with a display of its own sets it."""
@@ -255,6 +257,14 @@ class Adapter(ABC):
                 yield
             finally:
                 self._graphs = None
+
+    def beside(self, name: str) -> AbstractContextManager[None]:
+        """Context of many passes of `name` between those that are trained; its weights stay as they
+        are in it. On a GPU with room they are held with the LoRA inside (`merge.beside`)."""
+        model = self.transformer
+        roomy = not getattr(model, "is_gradient_checkpointing", False)
+        fits = self.device.type == "cuda" and roomy and self._gates is None
+        return merge.beside(model, name) if fits and merge.mergeable(model) else nullcontext()
 
     def _is_small(self) -> bool:
         """Whether launching the denoiser's kernels takes longer than running them."""

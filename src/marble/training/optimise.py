@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,9 @@ from torch import Tensor
 from marble.balance import Balancer, Batch, Plan, StepReport
 from marble.models.base import Adapter
 from marble.objectives import Drawn, Point
+
+SMALLEST = 8
+"""Samples of half a micro-batch; fewer leave a GPU waiting for its host."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +61,38 @@ def take_step(
         turn = first_recorded(settings, step, len(order))
         order = order[turn:] + order[:turn]
     kl = kl_weights(settings, step, len(order), recorded)
+    if recorded and adapter.halves:
+        pieces = [halves(at, len(part.samples)) for at in order[:recorded]]
+        kl = [w for w, parts in zip(kl, pieces) for _ in parts] + kl[recorded:]
+        order = [piece for parts in pieces for piece in parts] + order[recorded:]
+        plan.record_first(sum(len(parts) for parts in pieces))
     point_at = objective.points(part, sigmas, seed=settings.seed, inner=inner, count=settings.pairs)
     # v_θ stands in for v_old where they are the same.
     same = on_policy and "old" in objective.policies
     frozen = tuple(p for p in objective.policies if not (same and p == "old"))
-    for (j, chosen), weight in zip(order, kl):
-        point = point_at(j, chosen)
-        point.kl = weight
-        samples = part.samples[chosen]
-        prompts = [sample.prompt.text for sample in samples]
-        with adapter.preferring([sample.prefer for sample in samples]):
-            _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
+    with adapter.beside("old") if "old" in frozen else nullcontext():
+        for (j, chosen), weight in zip(order, kl):
+            point = point_at(j, chosen)
+            point.kl = weight
+            samples = part.samples[chosen]
+            prompts = [sample.prompt.text for sample in samples]
+            with adapter.preferring([sample.prefer for sample in samples]):
+                _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
     return plan.finish()
+
+
+def halves(at: tuple[int, slice], count: int) -> list[tuple[int, slice]]:
+    """A micro-batch in two, of at least `SMALLEST` samples each, or as it is.
+
+    A recorded pass keeps its graph for a second backward: with half of the samples a refresh needs
+    no more memory than other steps do.
+    """
+    j, chosen = at
+    start, stop = chosen.start, min(chosen.stop, count)
+    if stop - start < 2 * SMALLEST:
+        return [at]
+    middle = start + (stop - start) // 2 // 2 * 2  # pairs of samples stay together
+    return [(j, slice(start, middle)), (j, slice(middle, stop))]
 
 
 def first_recorded(settings: Settings, step: int, count: int) -> int:
