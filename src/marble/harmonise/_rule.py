@@ -58,6 +58,9 @@ class Rule(ABC):
     """The option that a field of the rule's name in a recipe's `balance` stands for."""
     fixes: ClassVar[Mapping[str, Any] | None] = None
     """Fields of a recipe's `balance` that it comes with; all others are at their defaults then."""
+    own: ClassVar[float] = 0.0
+    """Where parameters belong to one reward: the part of all coefficients that its own gradient
+    has there. Every step then takes the K gradients."""
     halves: ClassVar[bool] = False
     """Whether two rewards get α = (½, ½) whatever their gradients are."""
     saved_as: ClassVar[str | None] = None

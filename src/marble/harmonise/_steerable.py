@@ -28,6 +28,7 @@ class Steerable(Marble):
 
     name = "steer"
     halves = False  # a prompt's own weights come on top
+    own = 0.25
 
     class Options(Section):
         most: Annotated[float, Field(gt=1)] = Field(
@@ -35,7 +36,7 @@ class Steerable(Marble):
         )
         rank: PositiveInt | None = Field(
             default=None,
-            description="Rank of each slider's LoRA; null: model.lora.rank / (K + 3), rounded "
+            description="Rank of each slider's LoRA; null: a third of model.lora.rank / K, rounded "
             "down. The shared LoRA has the rest.",
         )
 
@@ -64,7 +65,7 @@ class Steerable(Marble):
 
     def ranks(self, total: int, k: int) -> tuple[int, int]:
         """Ranks of the shared LoRA and of each slider's, together `total`."""
-        each = self.options.rank or max(1, total // (k + 3))
+        each = self.options.rank or max(1, total // (3 * k))
         if total - k * each < 1:
             raise MarbleError(
                 f"model.lora.rank={total}: {k} sliders of rank {each} and a shared LoRA need at "

@@ -141,6 +141,7 @@ def build_balancer(
         if wanted.get("units") == "range":
             wanted["ranges"] = _ranges(recipe)
     priorities = {reward.name: reward.priority for reward in recipe.rewards.train}
+    sliders = adapter.sliders
     return Balancer(
         adapter.transformer,
         names,
@@ -160,6 +161,7 @@ def build_balancer(
         masks=b.masks,
         gate=_gate(recipe),
         seed=recipe.train.seed,
+        shares=[] if sliders is None else sliders.shares(adapter.lora_parameters()),
         rho=b.rho,
         amortise=b.amortise,
         priorities=b.priorities if b.uses_gram else priorities,
