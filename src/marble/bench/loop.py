@@ -325,4 +325,4 @@ def _limit(gigabytes: float, device: torch.device) -> None:
     total = torch.cuda.get_device_properties(device).total_memory
     if gigabytes * 1e9 > total:
         raise MarbleError(f"--memory-limit {gigabytes:g}: the GPU has {total / 1e9:.0f} GB")
-    torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total, device)
+    torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total, torch.cuda.current_device())
