@@ -244,6 +244,8 @@ def parts(recipe: Any, device: Any) -> tuple[Any, list[Any], list[Any]]:
 def gains_of(point: dict[str, Any], base: dict[str, Any], names: list[str]) -> np.ndarray:
     from marble.evaluation import relative_gains
 
+    if not names:
+        return np.zeros(0)
     now, then = (np.array([p["scores"][n] for n in names], dtype=float) for p in (point, base))
     return relative_gains(now, then)
 

@@ -14,7 +14,8 @@ STEER = ["balance.method=steer", "model.lora={rank: 7, alpha: 14}", "objective.k
 @pytest.fixture
 def drawn(trainer):
     """A trainer whose sliders do something, v_old apart from v_θ, and its first epoch."""
-    run = trainer(*STEER, "data.prompts_per_epoch=6", "balance.target=reward")
+    run = trainer(*STEER, "data.prompts_per_epoch=6", "balance.target=reward",
+                  "balance.options.own=0.25")  # fmt: skip
     generator = torch.Generator().manual_seed(5)
     old = {
         name: value + 0.05 * torch.randn(value.shape, generator=generator)
@@ -138,10 +139,12 @@ def test_at_the_centre_it_is_marble(trainer, monkeypatch):
     to the last digit of its rows."""
     from marble.harmonise import Steerable
 
-    monkeypatch.setattr(Steerable, "own", 0.0)
     ones = lambda self, applies, seed, groups: np.ones(applies.shape)  # noqa: E731
     monkeypatch.setattr(Steerable, "preferences", ones)
-    steered, plain = trainer(*STEER), trainer(*STEER, "balance.method=marble")
+    steered, plain = (
+        trainer(*STEER, "balance.options.own=0.0"),
+        trainer(*STEER, "balance.method=marble"),
+    )
     for _ in range(2):
         steered.run_epoch(), plain.run_epoch()
     for name, value in plain.parameters.items():

@@ -58,9 +58,6 @@ class Rule(ABC):
     """The option that a field of the rule's name in a recipe's `balance` stands for."""
     fixes: ClassVar[Mapping[str, Any] | None] = None
     """Fields of a recipe's `balance` that it comes with; all others are at their defaults then."""
-    own: ClassVar[float] = 0.0
-    """Where parameters belong to one reward: the part of all coefficients that its own gradient
-    has there. Every step then takes the K gradients."""
     halves: ClassVar[bool] = False
     """Whether two rewards get α = (½, ½) whatever their gradients are."""
     saved_as: ClassVar[str | None] = None
@@ -88,6 +85,12 @@ class Rule(ABC):
     def paired(self) -> int:
         """`pairs` of its own options."""
         return self.pairs(self.options)
+
+    @property
+    def own(self) -> float:
+        """Where parameters belong to one reward: the part of all coefficients that its own gradient
+        has there. Above 0, every step takes the K gradients."""
+        return 0.0
 
     def gate(self, k: int, seed: int) -> Gate | None:
         """Which rewards take part in a step; None: all of them."""

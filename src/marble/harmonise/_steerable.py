@@ -28,7 +28,6 @@ class Steerable(Marble):
 
     name = "steer"
     halves = False  # a prompt's own weights come on top
-    own = 0.25
 
     class Options(Section):
         most: Annotated[float, Field(gt=1)] = Field(
@@ -39,6 +38,16 @@ class Steerable(Marble):
             description="Rank of each slider's LoRA; null: a third of model.lora.rank / K, rounded "
             "down. The shared LoRA has the rest.",
         )
+
+        own: Annotated[float, Field(ge=0, le=1)] = Field(
+            default=0.1,
+            description="How much of a slider's LoRA follows its own reward's gradient alone; the "
+            "rest follows the combination, as the shared LoRA does.",
+        )
+
+    @property
+    def own(self) -> float:
+        return float(self.options.own)
 
     def preferences(self, applies_KG: Array, seed: int, groups: Sequence[int]) -> Array:
         """Weights s_KG of an epoch's prompts, each in 0 … `most`, Σ_k s_k = K.
