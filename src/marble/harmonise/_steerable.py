@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -45,9 +45,9 @@ class Steerable(Marble):
             "rest follows the combination, as the shared LoRA does.",
         )
 
-    @property
-    def own(self) -> float:
-        return float(self.options.own)
+    @classmethod
+    def owned(cls, options: Any) -> float:
+        return float(options.own)
 
     def preferences(self, applies_KG: Array, seed: int, groups: Sequence[int]) -> Array:
         """Weights s_KG of an epoch's prompts, each in 0 … `most`, Σ_k s_k = K.
