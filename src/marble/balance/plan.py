@@ -130,7 +130,7 @@ class Plan:
                 p.grad.div_(self._scale)
         bad = self._tally.bad_samples
         if self._recorded and not bad and not self._notes:
-            gradients.jacobian.write_grad(torch.as_tensor(self._decision.direction_R))
+            gradients.write(self._decision.direction_R)
         report = self._report(self._decision, bad)
         if not report.finite:
             for parameter in parameters:

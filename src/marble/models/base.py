@@ -223,6 +223,11 @@ class Adapter(ABC):
         """Shares the LoRA's rank out among the sliders; needed for `preferring` and the export."""
         self.sliders, self._gates = sliders, Gates(self.transformer)
 
+    def add_frozen(self, name: str, folder: str | Path) -> None:
+        """Adds a saved LoRA that is only asked for velocities, as `using(name)`. After sliders,
+        which are not its own."""
+        lora.add_frozen(self.transformer, name, *lora.read_file(folder))
+
     def preferring(self, weights: Sequence[Sequence[float] | None]) -> AbstractContextManager[None]:
         """Context whose forward passes have slider weights of their own for every sample of the
         batch; None: the default, 1 each."""
@@ -235,7 +240,7 @@ class Adapter(ABC):
         return self._gates.set(rows.to(self.device))
 
     def using(self, name: str) -> AbstractContextManager[None]:
-        """Context in which the model is `default`, `old` or `base`."""
+        """Context in which the model is `default`, `old`, `base` or a LoRA of `add_frozen`."""
         return lora.using(self.transformer, name)
 
     @contextmanager

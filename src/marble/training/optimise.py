@@ -13,6 +13,7 @@ from torch import Tensor
 from marble.balance import Balancer, Batch, Plan, StepReport
 from marble.models.base import Adapter
 from marble.objectives import Drawn, Point
+from marble.training.teachers import taught_velocity, teachers_of
 
 SMALLEST = 8
 """Samples of half a micro-batch; fewer leave a GPU waiting for its host."""
@@ -70,14 +71,17 @@ def take_step(
     # v_θ stands in for v_old where they are the same.
     same = on_policy and "old" in objective.policies
     frozen = tuple(p for p in objective.policies if not (same and p == "old"))
+    taught = teachers_of(batch, part.position, balancer) if objective.teachers else []
     with adapter.beside("old") if "old" in frozen else nullcontext():
-        for (j, chosen), weight in zip(order, kl):
-            point = point_at(j, chosen)
+        for (j, at), weight in zip(order, kl):
+            point = point_at(j, at)
             point.kl = weight
-            samples = part.samples[chosen]
+            samples = part.samples[at]
             prompts = [sample.prompt.text for sample in samples]
             with adapter.preferring([sample.prefer for sample in samples]):
-                _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
+                _micro_batch(
+                    adapter, plan, point, prompts, part.position[at], frozen, same, taught[at]
+                )
     return plan.finish()
 
 
@@ -132,6 +136,7 @@ def _micro_batch(
     position: Tensor,
     frozen: tuple[str, ...],
     same: bool,
+    taught: list[str],
 ) -> None:
     # No copy waits for the device: while it works on one micro-batch the host prepares the next.
     for name, tensor in vars(point).items():
@@ -146,6 +151,8 @@ def _micro_batch(
         if "base" in frozen or point.kl > 0:
             with adapter.using("base"):
                 point.v_ref = adapter.velocity(point.x_t, point.t_B, cond)
+        if taught:
+            point.v_teacher = taught_velocity(adapter, point, cond, taught)
     with adapter.using("default"):
         with plan.recording(len(position)):
             v = adapter.velocity(point.x_t, point.t_B, cond)
