@@ -148,8 +148,7 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
         parts["probe"] = (drawn(number, recipe.rollout.steps) + number * scored) / every
     ordinary = sum(parts.values())
     refresh = ordinary + (measured.refresh - 1) * training
-    share = 1 / recipe.balance.every if recipe.balance.uses_gram else 0.0
-    step = ordinary + share * (refresh - ordinary)
+    step = ordinary + recipe.balance.recorded * (refresh - ordinary)
     shown = recipe.eval.steps or recipe.rollout.steps
     held_out, more = _scoring(recipe, gpu is not None, held_out=True)
     number = _evaluated(recipe)

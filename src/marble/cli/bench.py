@@ -105,6 +105,10 @@ def loop(
         float | None,
         typer.Option("--memory-limit", help="GB of the GPU that may be used.", min=1),
     ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Times and memory alone: no errors of gradients, no waits."),
+    ] = False,
     device: Device = None,
     as_json: Json = False,
     trust: Trust = False,
@@ -136,6 +140,7 @@ def loop(
             repeats=repeats,
             memory_limit=memory_limit,
             out=out,
+            quick=quick,
             say=lambda text: typer.echo(text, err=True),
         ),
         bench_tables.show_loop,
