@@ -74,7 +74,7 @@ def told(table: dict[str, Any]) -> list[str]:
         "",
     ]
     if len(parts) == 1:
-        return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0], ["worst gain"])]
+        return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0], ["worst gain"])[-1:]]
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
     lines += _across(parts, "worst gain", table.get("across"))
     pooled = (table.get("across") or {}).get("settings")
