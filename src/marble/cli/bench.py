@@ -13,7 +13,9 @@ from marble.cli.common import check_device, print_json, stdout_kept
 from marble.cli.options import Device, Json, RecipeWords, Trust, one_recipe
 from marble.errors import MarbleError
 
-app = typer.Typer(help="Measure on this machine, alternating within one run.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed on this machine; what is compared is timed in turn.", no_args_is_help=True
+)
 
 Rewards = Annotated[
     str, typer.Option("--k", help="Numbers of rewards to measure, separated by commas.")
