@@ -7,42 +7,28 @@ python scripts/geometry_figure.py base.json trained.json --out geometry.png
 
 from __future__ import annotations
 
-import argparse
-import json
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from figures import COLOURS as REWARDS
+from figures import MARKS, main
+
 # Okabe and Ito's palette: told apart by everyone, also in print.
 FILES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-REWARDS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, help="JSON of `marble geometry`")
-    parser.add_argument("--out", "-o", type=Path, default=Path("geometry.png"))
-    args = parser.parse_args()
-    records = [json.loads(path.read_text()) for path in args.files]
+def checked(records: list[dict[str, Any]]) -> plt.Figure:
     names = records[0]["rewards"]
     if any(record["rewards"] != names for record in records):
         raise SystemExit("the files are about different rewards; draw them one by one")
     if len(records) > len(FILES):
         raise SystemExit(f"at most {len(FILES)} files in one figure")
-    with plt.style.context(STYLE):
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        draw(records, names).savefig(args.out, bbox_inches="tight")
-    print(args.out)
+    return draw(records, names)
 
 
 def draw(records: list[dict[str, Any]], names: list[str]) -> plt.Figure:
@@ -241,4 +227,4 @@ def _label(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "JSON of `marble geometry`", lambda records, _: checked(records), several=True)

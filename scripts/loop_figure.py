@@ -1,19 +1,15 @@
 """Where a step's milliseconds go, before and after, from the JSON of `marble bench loop`.
 
-python scripts/loop_figure.py benchmarks/results/loop_sd35m_h200.json --out docs/img/loop.png
+python scripts/loop_figure.py benchmarks/results/loop_sd35m_h200_2.json --out docs/img/loop.png
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+from figures import main
 
 # Okabe and Ito's palette: told apart by everyone, also in print.
 COLOURS = {
@@ -30,17 +26,6 @@ BARS = {
     "ours, MARBLE N = 10": "ours, MARBLE N = 10",
     "ours, MARBLE N = 1": "ours, MARBLE N = 1",
 }
-STYLE = Path(__file__).with_name("figures.mplstyle")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("result", type=Path, help="JSON of `marble bench loop --out`")
-    parser.add_argument("--out", "-o", type=Path, required=True)
-    args = parser.parse_args()
-    with plt.style.context(STYLE):
-        draw(json.loads(args.result.read_text())).savefig(args.out, bbox_inches="tight")
-    print(args.out)
 
 
 def slices(result: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -106,4 +91,4 @@ def _limit(result: dict[str, Any]) -> float | None:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "JSON of `marble bench loop --out`", lambda results, _: draw(results[0]))

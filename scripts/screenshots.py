@@ -1,7 +1,13 @@
 """Take the screenshots of report pages that the README and the docs show, from run folders.
 
-    python scripts/screenshots.py runs/progress runs/marble runs/uniform runs/weighted_sum \\
-        --cheat runs/cheat --out docs/img
+    for method in marble gdpo weighted_sum; do
+      marble train studio balance.method=$method train.steps=36 data.prompts_per_epoch=8 \\
+        eval.every=12 eval.prompts=60 --out runs/$method
+    done
+    marble train studio balance.method=single balance.reward=studio-aesthetic objective.kl=0 \\
+      'rollout.old_decay={initial: 0, rate: 0, cap: 0}' \\
+      train.steps=16 data.prompts_per_epoch=8 eval.every=8 eval.prompts=60 --out runs/cheat
+    python scripts/screenshots.py runs/marble runs/gdpo runs/weighted_sum --cheat runs/cheat
 
 The first run gives its own page (verdict, training, harmony, specialists, pictures, dark, phone);
 all runs together give the comparison and the trade-offs; the run after --cheat, made to cheat,

@@ -5,30 +5,11 @@ python scripts/settings_figure.py studies/results/stress.json --out docs/img/stu
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-# Okabe and Ito's palette: told apart by everyone, also in print; marks for those who print in grey.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#999999", "#E69F00", "#56B4E9", "#000000")
-MARKS = ("D", "o", "s", "^", "v", "P", "X", "*")
-STYLE = Path(__file__).with_name("figures.mplstyle")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", type=Path, help="JSON of `marble study`")
-    parser.add_argument("--out", "-o", type=Path, required=True)
-    args = parser.parse_args()
-    with plt.style.context(STYLE):
-        draw(json.loads(args.table.read_text())).savefig(args.out, bbox_inches="tight")
-    print(args.out)
+from figures import COLOURS, MARKS, main
 
 
 def points(table: dict[str, Any]) -> dict[str, list[tuple[float, float, float] | None]]:
@@ -90,4 +71,4 @@ def _measured(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "JSON of `marble study`", lambda tables, _: draw(tables[0]))

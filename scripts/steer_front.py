@@ -1,11 +1,16 @@
 """The front of a steerable training against its rivals', from the runs of studies/steer.yaml.
 
     marble study studies/steer.yaml --keep --jobs 16 --device cuda
-    python scripts/steer_front.py runs/study-steer --jobs 8 --device cuda
+    python scripts/steer_front.py runs/study-steer --distil 20 --jobs 8 --device cuda
+
+--distil STEPS first trains, per seed, a student of so many steps on the specialists of the study
+(objective distil). Its teachers are as old as lets all of them and the student draw as many
+pictures together as one steered run: 5 × 12 + 20 = 80 steps.
 
 Every policy draws the same held-out prompts with the same seeds. Gains are in standard deviations
-of the base's scores. Writes front.json and front.md into the study's folder; evaluations that are
-there already (front/*.json) are not repeated.
+of the base's scores. Writes front.json and front.md into the study's folder after every policy that
+is done. A second call goes on where the first one ended: students resume, and settings that were
+measured (front/*) are not repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ import json
 import multiprocessing
 import os
 import re
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -40,12 +47,14 @@ class Task:
 
 
 def tasks_of(folder: Path) -> list[Task]:
-    """One per steer run, per reference run, and per seed's soup; and the base, once."""
+    """One per finished steer run, reference run and seed's soup; and the base, once."""
+    from marble.study.runner import finished
+
     found: list[Task] = []
     soups: dict[int, list[str]] = {}
     for path in sorted(folder.iterdir()):
         match = SHAPE.fullmatch(path.name)
-        if match is None or not (path / "checkpoints").is_dir():
+        if match is None or not (path / "checkpoints").is_dir() or not finished(path):
             continue
         cell, seed = match["cell"], int(match["seed"])
         if cell.startswith("only-"):
@@ -56,6 +65,75 @@ def tasks_of(folder: Path) -> list[Task]:
     if not found:
         raise SystemExit(f"{folder}: no runs with checkpoints; was the study run with --keep?")
     return [Task("base", "base", 0, found[0].runs[:1]), *found]
+
+
+# -- students of the specialists -------------------------------------------------------------------
+
+
+def distil(folder: Path, steps: int, jobs: int, device: str | None) -> list[str]:
+    """Trains a student per seed, `jobs` at a time; what went wrong."""
+    from marble.study.runner import finished
+
+    todo = {
+        out: command
+        for out, command in students(folder, steps, device).items()
+        if not finished(out)
+    }
+
+    def train(out: Path, command: list[str]) -> str | None:
+        with (folder / f"{out.name}.log").open("ab") as log:
+            subprocess.run(command, stdout=log, stderr=log)
+        return None if finished(out) else f"{out.name}: not finished; see {log.name}"
+
+    with ThreadPoolExecutor(jobs) as pool:
+        found = [pool.submit(train, *one) for one in todo.items()]
+        return [said for said in (job.result() for job in found) if said]
+
+
+def students(folder: Path, steps: int, device: str | None) -> dict[Path, list[str]]:
+    """Run folder → the command that trains the student there, or goes on with it."""
+    import yaml
+
+    commands: dict[Path, list[str]] = {}
+    by_seed: dict[int, list[Path]] = {}
+    for path in sorted(folder.glob("only-*-seed*")):
+        match = SHAPE.fullmatch(path.name)
+        if match is not None:
+            by_seed.setdefault(int(match["seed"]), []).append(path)
+    for seed, specialists in by_seed.items():
+        steered = yaml.safe_load((folder / f"steer-seed{seed}/config.yaml").read_text())
+        total = steered["train"]["steps"]
+        age, rest = divmod(total - steps, len(specialists))
+        if rest or age < 1:
+            raise SystemExit(f"--distil {steps}: {len(specialists)} specialists cannot share the "
+                             f"other {total - steps} of {total} steps")  # fmt: skip
+        teachers = {}
+        for path in specialists:
+            lora = path / f"checkpoints/step-{age:06d}/lora"
+            if not lora.is_dir():
+                raise SystemExit(
+                    f"{lora} is not there: run the specialists with train.checkpoint_every={age}, "
+                    "or choose other --distil steps"
+                )
+            recipe = yaml.safe_load((path / "config.yaml").read_text())
+            teachers[recipe["balance"]["reward"]] = str(lora.resolve())
+        # The specialist's recipe, whatever model and data it has; not its loss and its reward.
+        recipe["objective"] = {"name": "distil", "teachers": teachers}
+        recipe["balance"] = {"method": "uniform"}
+        recipe["rollout"]["old_decay"] = {"initial": 0, "rate": 0, "cap": 0}
+        recipe["train"] |= {"steps": steps, "checkpoint_every": 0}
+        recipe["name"] = "distil"
+        file, out = folder / f"distil-seed{seed}.yaml", folder / f"distil-seed{seed}"
+        file.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        toy = recipe["model"]["path"] == "toy"
+        command = [sys.executable, "-m", *(["marble.study.toy"] if toy else ["marble", "train"])]
+        going = (out / "checkpoints/latest").exists()
+        command += ["--resume", str(out)] if going else [str(file), "--out", str(out)]
+        commands[out] = command + (["--device", device] if device else [])
+    return commands
+
+
+# -- pictures and scores ---------------------------------------------------------------------------
 
 
 def grid_of(task: Task, names: list[str], sliders: Any) -> dict[str, list[float] | None]:
@@ -106,8 +184,11 @@ def evaluate(task: Task, out: Path, device: str | None, words: list[str]) -> Non
     rank = sum(config["r"] for _, config in read)
     scale = read[0][1]["lora_alpha"] / read[0][1]["r"]
     adapter.add_lora(rank, scale * rank, targets=read[0][1]["target_modules"])
-    points = []
+    partial = out / f"{task.name}.part"
+    points = json.loads(partial.read_text()) if partial.is_file() else []
     for label, weights in grid_of(task, names, sliders).items():
+        if any(point["label"] == label for point in points):
+            continue
         if task.cell == "soup":
             assert weights is not None
             # Shares, not all to be left out: the adapter's rank is that of all together.
@@ -127,13 +208,20 @@ def evaluate(task: Task, out: Path, device: str | None, words: list[str]) -> Non
                 "diversity": float(np.nanmean(spread)),
             }
         )
+        _write(partial, points)
         if task.cell == "base":
             break
     torch.cuda.empty_cache()
     record = {**vars(task), "names": names, "range": sliders and sliders.top, "points": points}
-    partial = out / f".{task.name}.json"
-    partial.write_text(json.dumps(record))
-    os.replace(partial, out / f"{task.name}.json")
+    _write(out / f"{task.name}.json", record)
+    partial.unlink()
+
+
+def _write(path: Path, value: Any) -> None:
+    """Whole or not at all: a call that is cut off leaves what was there before."""
+    staged = path.with_name(f"{path.name}.new")
+    staged.write_text(json.dumps(value))
+    os.replace(staged, path)
 
 
 def parts(recipe: Any, device: Any) -> tuple[Any, list[Any], list[Any]]:
@@ -156,6 +244,8 @@ def parts(recipe: Any, device: Any) -> tuple[Any, list[Any], list[Any]]:
 def gains_of(point: dict[str, Any], base: dict[str, Any], names: list[str]) -> np.ndarray:
     from marble.evaluation import relative_gains
 
+    if not names:
+        return np.zeros(0)
     now, then = (np.array([p["scores"][n] for n in names], dtype=float) for p in (point, base))
     return relative_gains(now, then)
 
@@ -172,9 +262,10 @@ def summary(folder: Path) -> dict[str, Any]:
     for seed in seeds:
         own = {r["cell"]: r for r in records.values() if r["seed"] == seed}
         rows += [_front(cell, seed, r, base, names, heldout) for cell, r in own.items()
-                 if cell.startswith("steer") or cell in ("soup", "marble")]  # fmt: skip
+                 if cell.startswith("steer") or cell in ("soup", "marble", "distil")]  # fmt: skip
         towards = [r for cell, r in own.items() if cell.startswith("towards-")]
-        if towards:
+        asked = {p.name for p in folder.glob(f"towards-*-seed{seed}") if p.is_dir()}
+        if towards and asked <= set(records):  # of fewer, a front would be another one
             points = [r["points"][0] | {"label": r["cell"]} for r in towards]
             joined = {"points": points, "range": None}
             rows.append(_front("retrained", seed, joined, base, names, heldout))
@@ -283,24 +374,44 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the recipe, e.g. eval.prompts=16")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device")
+    parser.add_argument("--distil", type=int, metavar="STEPS", help="train students of STEPS first")
     parser.add_argument("--docs", type=Path, help="write the result into this page's block")
     asked = parser.parse_args()
     words = ["eval.prompts=64", "eval.images_per_prompt=2", *asked.overrides]
     out = asked.folder / "front"
     out.mkdir(exist_ok=True)
+    wrong: list[str] = []
+    if asked.distil is not None:
+        wrong += distil(asked.folder, asked.distil, asked.jobs, asked.device)
     todo = [t for t in tasks_of(asked.folder) if not (out / f"{t.name}.json").is_file()]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
-        for task, job in [(t, pool.submit(evaluate, t, out, asked.device, words)) for t in todo]:
-            job.result()
-            print(f"done {task.name}", flush=True)
-    found = summary(asked.folder)
-    (asked.folder / "front.json").write_text(json.dumps(found, indent=1) + "\n")
-    (asked.folder / "front.md").write_text(markdown(found))
-    if asked.docs is not None:
+        jobs = {pool.submit(evaluate, task, out, asked.device, words): task for task in todo}
+        for job in as_completed(jobs):
+            error = job.exception()
+            if error is not None:
+                wrong.append(f"{jobs[job].name}: {error!r}")
+                continue
+            print(f"done {jobs[job].name}", flush=True)
+            tell(asked.folder)
+    found = tell(asked.folder)
+    if asked.docs is not None and found is not None:
         page = asked.docs.read_text()
         asked.docs.write_text(BLOCK.sub(lambda m: f"{m[1]}{markdown(found)}{m[2]}", page, count=1))
-    print(markdown(found))
+    print(markdown(found) if found else "nothing to compare yet")
+    if wrong:
+        raise SystemExit("not done:\n" + "\n".join(wrong))
+
+
+def tell(folder: Path) -> dict[str, Any] | None:
+    """front.json and front.md of what is done so far; None until base and a front are."""
+    done = {path.stem for path in (folder / "front").glob("*.json")}
+    if "base" not in done or len(done) < 2:
+        return None
+    found = summary(folder)
+    _write(folder / "front.json", found)
+    (folder / "front.md").write_text(markdown(found))
+    return found
 
 
 if __name__ == "__main__":

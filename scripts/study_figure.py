@@ -6,31 +6,11 @@ python scripts/study_figure.py studies/results/long.json --curves --out docs/img
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("table", type=Path, help="a study's JSON")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--setting", default="")
-    parser.add_argument("--curves", action="store_true", help="gains over the steps of the runs")
-    asked = parser.parse_args()
-    table = json.loads(asked.table.read_text())
-    figure = curves if asked.curves else draw
-    figure(table, asked.setting).savefig(asked.out, dpi=110)
+from figures import COLOURS, MARKS, main
 
 
 def rows_to_show(table: dict[str, Any], setting: str) -> tuple[dict[str, Any], list[Any]]:
@@ -66,7 +46,7 @@ def draw(table: dict[str, Any], setting: str = "") -> plt.Figure:
     axes.axvline(0, color="#444", linewidth=0.9)
     axes.set_yticks(range(len(rows)), [f"{row['name']} ({row['seeds']})" for row in rows])
     shown = [entry["mean"] for row in rows for entry in row["gains"].values()]
-    axes.set_xlim(min([-0.5, *shown]) - 0.1, max([0.5, *shown]) + 0.25)
+    axes.set_xlim(min([0.0, *shown]) - 0.1, max([0.5, *shown]) + 0.25)
     axes.set_xlabel("relative gain on held-out prompts, in the base's standard deviations")
     axes.set_title(
         "Gain of every reward: mean over (seeds), 95 % interval, best worst gain on top",
@@ -103,5 +83,15 @@ def curves(table: dict[str, Any], setting: str = "") -> plt.Figure:
     return figure
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--setting": {"default": ""},
+    "--curves": {"action": "store_true", "help": "gains over the steps of the runs"},
+}
+
 if __name__ == "__main__":
-    main()
+    main(
+        __doc__,
+        "a study's JSON",
+        lambda tables, asked: (curves if asked.curves else draw)(tables[0], asked.setting),
+        options=OPTIONS,
+    )

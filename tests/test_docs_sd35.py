@@ -115,7 +115,7 @@ def test_figures_are_those_of_the_result():
         (("phases", "optimiser step, ordinary", "seconds_total"), "| 98.7 |"),
         (("memory", "peak_on_device_gb"), "it was 98.7 GB"),
         (("exported_lora", "pictures_change_after_unloading"), "differed by 98.7 from"),
-        (("score_changes", "hpsv2, bf16", "on_cpu"), "9.9e+01 |"),
+        (("score_changes", "hpsv2, fp32", "on_cpu"), "by 9.9e+01 between"),
     ],
 )
 def test_a_changed_result_is_noticed(keys, shown):

@@ -65,10 +65,11 @@ def test_a_reward_of_ones_own(tmp_path):
     text = section("Add a reward of your own")
     for body in re.findall(r"^```(?:python|yaml)\n(.*?)^```", text, re.M | re.S):
         (tmp_path / body.split("\n")[0].removeprefix("# ")).write_text(body)
-    yaml = (tmp_path / "warm.yaml").read_text().splitlines()[1:]
-    assert 0 < len(yaml) < 5
-    [words] = commands(text)
-    run([*words, *SHORT], tmp_path)
+    for name in ("warm", "signs", "two"):
+        assert 0 < len((tmp_path / f"{name}.yaml").read_text().splitlines()[1:]) < 5
+    for words in commands(text):
+        run([*words, *(SHORT if words[1] == "train" else [])], tmp_path)
+    assert (tmp_path / "compare.html").stat().st_size > 10_000
     last = json.loads((tmp_path / "runs/warm/metrics.jsonl").read_text().splitlines()[-1])
     assert last["alpha/warmth"] > 0 and "reward/warmth/mean" in last
     evals = (tmp_path / "runs/warm/evals.jsonl").read_text().splitlines()
@@ -102,7 +103,7 @@ def test_stable_diffusion(tmp_path, sd35):
         for words in commands(section("Train Stable Diffusion 3.5 Medium"))
         if words[0] != "pip" and "--resume" not in words
     }
-    assert set(told) == {"doctor", "train", "launch", "eval", "report"}
+    assert set(told) == {"doctor", "train", "launch", "report"}
     # Status 1: there may be no GPU here. Everything else is in its place.
     assert "missing" not in run([*told["doctor"], *sd35], tmp_path, (0, 1))
     run([*told["train"], *sd35], tmp_path)
@@ -110,8 +111,6 @@ def test_stable_diffusion(tmp_path, sd35):
     run([*resume, "train.steps=3"], tmp_path)
     rows = (tmp_path / "runs/five/metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows][-1] == len(rows) == 3
-    scores = json.loads(run([*told["eval"], "eval.prompts=1"], tmp_path))
-    assert "pickscore" in scores["rewards"]
     run(told["report"], tmp_path)
     assert (tmp_path / "runs/five/report.html").stat().st_size > 10_000
     # On a CPU accelerate starts one process, whatever it is told.

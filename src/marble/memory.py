@@ -49,8 +49,9 @@ REWARD_BATCH = {"geneval": 8, "imagereward": 32}
 #: Working memory of the T5 on a batch of prompts, with the layer at work if it is offloaded.
 ENCODING = 1.1e9
 
-ACTIVATION = 66.0
-"""Bytes a token · layer · width kept for the backward without checkpointing."""
+ACTIVATION, COMPILED = 66.0, 33.0
+"""Bytes a token · layer · width kept for the backward without checkpointing; the second where the
+blocks are compiled (30.7 measured, `benchmarks/results/loop_sd35m_h200_1.json`)."""
 AT_WORK = 80.0
 """Bytes a token · width of the one block that is at work in the backward with checkpointing."""
 DRAWING = 26.0
@@ -136,11 +137,12 @@ def estimate(recipe: Recipe) -> Estimate:
     }
     base = sum(held.values())
     cells = known.tokens(side, model.max_sequence_length) * known.layout.width
-    layers = known.layout.layers
+    layers, beside = known.layout.layers, 0
     if model.gradient_checkpointing:  # the blocks' inputs, and one block at work
         kept = cells * (size * layers + AT_WORK)
     else:
-        kept = cells * layers * ACTIVATION
+        kept = cells * layers * (COMPILED if model.compile else ACTIVATION)
+        beside = size * known.adapted(model.lora.targets)  # v_old's weights, `models.merge.beside`
     scoring = _scoring(recipe)
     meanwhile = scoring if recipe.train.overlap_rewards else 0.0
     drawing = recipe.rollout.batch_size * cells * DRAWING
@@ -151,7 +153,10 @@ def estimate(recipe: Recipe) -> Estimate:
         "sampling": base + drawing + meanwhile,
         "decoding": base + decoding + meanwhile,
         "rewards": base + scoring,
-        "training": base + recipe.train.batch_size * kept + latents / recipe.train.steps_per_epoch,
+        "training": base
+        + beside
+        + recipe.train.batch_size * kept
+        + latents / recipe.train.steps_per_epoch,
     }
     return Estimate({k: v / 1e9 for k, v in held.items()}, {k: v / 1e9 for k, v in phases.items()})
 

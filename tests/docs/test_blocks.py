@@ -16,7 +16,7 @@ from _blocks import LANGUAGES, PAGES, ROOT, blocks, commands, inline, write_file
 
 from marble.cli import app
 from marble.cli.options import one_recipe
-from marble.recipe import load_recipe
+from marble.recipe import Recipe, load_recipe
 from marble.study import load_study
 
 WITH_WEIGHTS = ("docs/sd35.md", "docs/steer.md")
@@ -66,7 +66,9 @@ def parse(words):
         name, *rest = rest
         verb = verb.commands[name]
     params = verb.make_context(name, rest).params
-    if params.get("words") and name in ("train", "doctor", "recipes"):
+    if params.get("fields"):
+        assert set(params["words"] or ()) <= set(Recipe.model_fields)
+    elif params.get("words") and name in ("train", "doctor", "recipes"):
         recipe, overrides = one_recipe(params["words"])
         load_recipe(recipe or "studio", overrides)
     if name == "study":

@@ -55,7 +55,7 @@ def test_two_rewards_reach_from_nothing_to_all():
 
 
 def test_ranks_add_up_to_what_one_lora_has():
-    assert Steerable().ranks(32, 5) == (12, 4)
+    assert Steerable().ranks(32, 5) == (22, 2)
     assert Steerable(rank=6).ranks(32, 5) == (2, 6)
     assert Steerable().ranks(6, 5) == (1, 1)
     with pytest.raises(MarbleError, match="need at least 6"):

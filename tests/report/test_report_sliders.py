@@ -94,6 +94,24 @@ def test_on_a_phone_nothing_is_cut_off(open_page, page_file: Path) -> None:
     assert "clip 0" in page.inner_text("#slider-status")
 
 
+LONG = ("ocr", "studio-geneval", "studio-clip", "studio-pick", "studio-aesthetic")
+CUT = """selector => [...document.querySelectorAll(selector)]
+    .filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent.trim().slice(0, 40))"""
+
+
+def test_verdicts_and_names_are_whole_at_every_width(open_page, tmp_path: Path) -> None:
+    """With the studio's names; columns give way before the verdict does."""
+    run = add_front(make_run(tmp_path / "run", Spec(method="steer", prompts=9, rewards=LONG)))
+    page = open_page(write([run], tmp_path / "page.html"), width=1200)
+    for width in (1200, 1000, 800, 700, 600, 500, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(CUT, "#slider-gains .name") == [], width
+        assert page.evaluate(CUT, "#verdict .scroll:has(.gains)") == [], width
+        words = page.locator(".gains .word")
+        assert words.count() > 5 and words.first.bounding_box()["width"] > 40
+    assert page.locator(".gains .base").first.is_hidden()
+
+
 def test_a_run_without_sliders_has_none(open_page, steered: Path, tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain", Spec(prompts=9))
     page = open_page(write([plain, steered], tmp_path / "two.html"))

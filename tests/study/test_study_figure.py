@@ -1,21 +1,39 @@
 """The figure of a study shows what its table says."""
 
-import importlib.util
+import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"  # tables of earlier studies
 
 
-def script(name="study_figure"):
-    spec = importlib.util.spec_from_file_location("f", ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return lambda name="study_figure": importlib.import_module(name)
 
 
-def test_every_shown_rule_is_there_best_on_top():
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("study_figure", ["studies/results/regime.json"]),
+        ("study_figure", ["studies/results/long.json", "--curves"]),
+        ("settings_figure", ["tests/study/data/stress.json"]),
+    ],
+)
+def test_a_figure_is_one_command(name, words, tmp_path):
+    out = tmp_path / "new" / "figure.png"
+    command = [sys.executable, f"scripts/{name}.py", *words, "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == str(out) and out.stat().st_size > 10_000, done.stderr
+
+
+def test_every_shown_rule_is_there_best_on_top(script):
     table = json.loads((DATA / "paper.json").read_text())
     [axes] = script().draw(table).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
@@ -29,7 +47,7 @@ def test_every_shown_rule_is_there_best_on_top():
     assert next(text.get_text() for text in axes.figure.legends[0].get_texts()) == "ocr"
 
 
-def test_curves_begin_at_the_base_and_end_where_the_table_does():
+def test_curves_begin_at_the_base_and_end_where_the_table_does(script):
     table = json.loads((ROOT / "studies/results/long.json").read_text())
     worst, mean = script().curves(table).axes
     [part] = table["settings"]
@@ -42,7 +60,7 @@ def test_curves_begin_at_the_base_and_end_where_the_table_does():
         assert y[-1] == row["curve"][-1]["worst gain"]["mean"]
 
 
-def test_worst_gains_of_several_settings_stand_side_by_side():
+def test_worst_gains_of_several_settings_stand_side_by_side(script):
     table = json.loads((DATA / "stress.json").read_text())
     figure = script("settings_figure")
     labels = figure.labels(table)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from marble.bench import compose, loop
 from marble.bench.compose import Counts
+from marble.bench.errors import gradient_errors
 from marble.bench.loop import bench_loop
 from marble.bench.random_model import open_pipeline
 from marble.cli import app
@@ -47,6 +48,14 @@ def test_gradients_of_both_loops_agree(measured):
     errors = measured[0]["gradient_errors"]
     for name in ("slow, another batch split", "fast", "fast, recorded"):
         assert errors[name] < 1e-4, name
+    for name in ("slow", "fast", "fast, recorded"):
+        assert errors[f"{name}, from fp32"] < 1e-4, name
+
+
+def test_a_quick_run_leaves_errors_and_waits_out(toy):
+    found = bench_loop(str(toy.recipe_file), [], device="cpu", repeats=1, quick=True)
+    assert found["complete"] and {"ratios", "parts"} <= set(found)
+    assert not {"gradient_errors", "host_waits"} & set(found)
 
 
 def test_a_part_that_fails_is_told_and_the_rest_is_measured(toy, monkeypatch):
@@ -54,9 +63,9 @@ def test_a_part_that_fails_is_told_and_the_rest_is_measured(toy, monkeypatch):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(loop.Bench, "_training", broken)
-    for part in ("_rollouts", "_refresh", "_waits", "_recorded"):
+    for part in ("_rollouts", "_refresh", "_waits", "_recorded", "_from_fp32"):
         monkeypatch.setattr(loop.Bench, part, lambda *_: {})
-    monkeypatch.setattr(loop.Bench, "_errors", lambda self: {"fast": 1.0})
+    monkeypatch.setattr(loop, "gradient_errors", lambda *_: {"fast": 1.0})
     found = bench_loop(str(toy.recipe_file), [], device="cpu", repeats=1)
     assert not found["complete"]
     assert found["failures"]["training"][0] == "RuntimeError: no room"
@@ -113,7 +122,7 @@ def test_random_models_of_every_family_are_trained(toy, family, tmp_path, monkey
     bench = loop.Bench(recipe, torch.device("cpu"), 1, report)
     bench._rollouts()
     bench._refresh()
-    assert bench._errors()["fast"] < 1e-4
+    assert gradient_errors(bench.public, bench.ours)["fast"] < 1e-4
     shared = bench.ours.adapter.transformer.state_dict()
     theirs = bench.public.adapter.transformer.state_dict()
     same = [k for k, v in theirs.items() if k in shared and v.data_ptr() == shared[k].data_ptr()]

@@ -52,6 +52,36 @@ def test_batch_size_does_not_change_the_step(trainer, method):
             assert other[key] == pytest.approx(row[key], rel=1e-4, abs=1e-7), key
 
 
+@pytest.mark.parametrize("probe", [1.0, 0.4])
+def test_recorded_halves_do_not_change_the_step(trainer, monkeypatch, probe):
+    """Micro-batches of 6, of which recorded ones come as 2 and 4, the last one (3) as it is."""
+    monkeypatch.setattr(optimise, "SMALLEST", 2)
+    found, counted, real = {}, [], Plan._record
+
+    def watched(plan, v, *rest):
+        counted[-1].append(len(v))
+        real(plan, v, *rest)
+
+    monkeypatch.setattr(Plan, "_record", watched)
+    for halves in (False, True):
+        run = trainer(
+            f"balance.probe={probe}",
+            "train.batch_size=6",
+            "data.prompts_per_epoch=5",
+            "objective.kl=0.01",
+            "log.harmony_every=0",
+        )
+        monkeypatch.setattr(run.adapter, "halves", halves)
+        counted.append([])
+        row = run.run_epoch()[0]
+        found[halves] = gradient(run), row
+    assert set(counted[0]) <= {6, 3} and set(counted[1]) <= {2, 4, 3}
+    assert sum(counted[0]) == sum(counted[1])
+    assert relative_error(found[True][0], found[False][0]) < 1e-4
+    for key in ("loss", "kl", "alpha/red", "coefficient/blue"):
+        assert found[True][1][key] == pytest.approx(found[False][1][key], rel=1e-4, abs=1e-7), key
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_uniform_is_marble_with_equal_coefficients(trainer, every):
     """The refresh step's two passes against the single backward, and the steps in between."""

@@ -59,8 +59,11 @@ def test_a_gpu_that_is_shared_counts_as_its_part(monkeypatch):
         total_memory = 80e9
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.5)
+    parts = {0: 0.25, 1: 0.5}  # torch wants a number here, not a device
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", parts.__getitem__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert memory.device_gb(torch.device("cuda")) == pytest.approx(40)
+    assert memory.device_gb(torch.device("cuda:0")) == pytest.approx(20)
     assert memory.device_gb(torch.device("cpu")) is None
 
 

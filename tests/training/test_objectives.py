@@ -14,8 +14,10 @@ from _survive import (
     run_to_end,
     spawn,
 )
+from _training_toy import randomise
 
 from marble.memory import estimate
+from marble.models.build import build_adapter
 from marble.recipe import load_recipe
 from marble.training import setup
 from marble.training.loop import Trainer
@@ -28,18 +30,29 @@ OBJECTIVES = {
     "grpo": GRPO,
     "grpo window": [*GRPO, "rollout.sde.window=2", "rollout.steps=4", "objective.kl_every=2"],
     "dpo": ["objective.name=dpo", "train.batch_size=4", "train.steps_per_epoch=2"],
+    "distil": ["objective.name=distil"],
 }
+TOYS = ("red", "blue", "dark")
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("objectives"))
+    made = make_world(tmp_path_factory.mktemp("objectives"))
+    adapter = build_adapter(load_recipe(str(made)), torch.device("cpu"))
+    adapter.add_lora(2, 4)
+    for seed, name in enumerate(TOYS):
+        randomise(adapter, seed=seed)
+        adapter.save_lora(made.parent / "teachers" / name)
+    return made
 
 
 def words(recipe, name):
-    toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+    toys = rewards_override(recipe.parent / "toys.py", *TOYS)
+    given = ", ".join(f"{toy}: '{recipe.parent / 'teachers' / toy}'" for toy in TOYS)
+    teachers = [f"objective.teachers={{{given}}}"] * (name == "distil")
     # Behind θ, so that the ratio is not 1 and every policy has a part to play.
-    return [*OBJECTIVES[name], toys, "rollout.old_decay={initial: 0.5}", "objective.kl=0.01"]
+    behind = ["rollout.old_decay={initial: 0.5}", "objective.kl=0.01"]
+    return [*OBJECTIVES[name], *teachers, toys, *behind]
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

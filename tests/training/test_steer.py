@@ -14,7 +14,8 @@ STEER = ["balance.method=steer", "model.lora={rank: 7, alpha: 14}", "objective.k
 @pytest.fixture
 def drawn(trainer):
     """A trainer whose sliders do something, v_old apart from v_θ, and its first epoch."""
-    run = trainer(*STEER, "data.prompts_per_epoch=6", "balance.target=reward")
+    run = trainer(*STEER, "data.prompts_per_epoch=6", "balance.target=reward",
+                  "balance.options.own=0.25")  # fmt: skip
     generator = torch.Generator().manual_seed(5)
     old = {
         name: value + 0.05 * torch.randn(value.shape, generator=generator)
@@ -65,7 +66,8 @@ def test_pictures_are_those_of_the_ordinary_lora_at_the_groups_weights(drawn):
 @pytest.mark.parametrize("step", [0, 1], ids=["K gradients recorded", "one backward"])
 def test_gradient_is_that_of_one_ordinary_lora_per_group(drawn, step):
     """By plain autograd, group after group: where B's columns are scaled by s in place of a gate,
-    the gradient of the unscaled B is s times that of the scaled one."""
+    the gradient of the unscaled B is s times that of the scaled one. A slider's own entries have
+    a quarter of all coefficients on its own reward."""
     run, epoch = drawn
     adapter, recipe, sliders = run.adapter, run.recipe, run.adapter.sliders
     (chosen,) = run.split(epoch, 0, 0)
@@ -81,33 +83,50 @@ def test_gradient_is_that_of_one_ordinary_lora_per_group(drawn, step):
     combined = pull_N * total * 10  # as advantages
     assert float(combined.square().mean().sqrt()) == pytest.approx(1, rel=1e-6)
 
-    objective, expected = run.balancer.objective, {n: torch.zeros_like(g) for n, g in found.items()}
+    objective, values = (
+        run.balancer.objective,
+        {n: adapter.lora_state(n) for n in ("default", "old")},
+    )
     part = type("Drawn", (), {"samples": epoch.samples, "latents": epoch.rollout.latents})()
     part.kept = {}
     points = objective.points(part, run.sigmas, seed=recipe.train.seed, inner=0, count=pairs)
-    values = {name: adapter.lora_state(name) for name in ("default", "old")}
-    for at in by_group(epoch.samples).values():
-        weights = epoch.samples[at[0]].prefer
-        rows = slice(at[0], at[-1] + 1)
-        cond = adapter.encode([epoch.samples[i].prompt.text for i in at])
-        with (
-            adapter.swapped(sliders.at(values["default"], weights)),
-            adapter.swapped(sliders.at(values["old"], weights), "old"),
-        ):
-            run.parts.optimizer.zero_grad(set_to_none=True)
-            for j in range(pairs):
-                point: Point = points(j, rows)
-                with torch.no_grad(), adapter.using("old"):
-                    point.v_old = adapter.velocity(point.x_t, point.t_B, cond)
-                with adapter.using("default"):
-                    v = adapter.velocity(point.x_t, point.t_B, cond)
-                plus, minus = objective.sides(v, point)
-                half, pull = 0.5 / total, pull_N[at].to(plus)
-                ((half + pull) * plus + (half - pull) * minus).sum().backward()
-            (gates,) = sliders.gates([weights])
-            for name, p in run.parameters.items():
-                scale = gates if ".lora_B." in name else 1.0
-                expected[name] += p.grad * scale
+
+    def gradient(pull_N):
+        summed = {n: torch.zeros_like(g) for n, g in found.items()}
+        for at in by_group(epoch.samples).values():
+            weights = epoch.samples[at[0]].prefer
+            rows = slice(at[0], at[-1] + 1)
+            cond = adapter.encode([epoch.samples[i].prompt.text for i in at])
+            with (
+                adapter.swapped(sliders.at(values["default"], weights)),
+                adapter.swapped(sliders.at(values["old"], weights), "old"),
+            ):
+                run.parts.optimizer.zero_grad(set_to_none=True)
+                for j in range(pairs):
+                    point: Point = points(j, rows)
+                    with torch.no_grad(), adapter.using("old"):
+                        point.v_old = adapter.velocity(point.x_t, point.t_B, cond)
+                    with adapter.using("default"):
+                        v = adapter.velocity(point.x_t, point.t_B, cond)
+                    plus, minus = objective.sides(v, point)
+                    half, pull = 0.5 / total, pull_N[at].to(plus)
+                    ((half + pull) * plus + (half - pull) * minus).sum().backward()
+                (gates,) = sliders.gates([weights])
+                for name, p in run.parameters.items():
+                    summed[name] += p.grad * (gates if ".lora_B." in name else 1.0)
+        return summed
+
+    expected = gradient(pull_N)
+    prefer_KN = torch.tensor([s.prefer for s in epoch.samples]).T
+    mean_KN = a * prefer_KN / (valid.sum(1) * pairs)[:, None]
+    for k, name in enumerate(("red", "blue", "dark")):
+        own = gradient(0.75 * pull_N + 0.25 * float(report.coefficients_K.sum()) * mean_KN[k])
+        part_k = sliders.parts[name]
+        for key, value in expected.items():
+            if ".lora_B." in key:
+                value[:, part_k] = own[key][:, part_k]
+            else:
+                value[part_k] = own[key][part_k]
     largest = max(float(g.abs().max()) for g in expected.values())
     for name, grad in found.items():
         torch.testing.assert_close(grad, expected[name], atol=2e-4 * largest, rtol=1e-3)
@@ -116,12 +135,16 @@ def test_gradient_is_that_of_one_ordinary_lora_per_group(drawn, step):
 
 
 def test_at_the_centre_it_is_marble(trainer, monkeypatch):
-    """With the default weights for every prompt, the same run, to the last digit of its rows."""
+    """With the default weights for every prompt, and no gradient of a slider's own, the same run,
+    to the last digit of its rows."""
     from marble.harmonise import Steerable
 
     ones = lambda self, applies, seed, groups: np.ones(applies.shape)  # noqa: E731
     monkeypatch.setattr(Steerable, "preferences", ones)
-    steered, plain = trainer(*STEER), trainer(*STEER, "balance.method=marble")
+    steered, plain = (
+        trainer(*STEER, "balance.options.own=0.0"),
+        trainer(*STEER, "balance.method=marble"),
+    )
     for _ in range(2):
         steered.run_epoch(), plain.run_epoch()
     for name, value in plain.parameters.items():

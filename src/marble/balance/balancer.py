@@ -71,6 +71,8 @@ class Balancer:
         optimiser has stepped once.
     gradient_ema: decay of a moving average of the K gradients, whose Gram matrix is solved.
     debias: norms and cosines from products across halves of the step's micro-batches.
+    shares: for each reward, which entries of the parameters are its own (bool, by parameter), for
+        a rule that trains these apart (`Rule.own`).
     gate: which rewards take part in a step; a pure function of the step (see `gates`).
     drop_silent: a reward without an informative sample leaves the step.
     masks: False counts "does not apply" as a score of 0, which dilutes specialised rewards; only
@@ -104,6 +106,7 @@ class Balancer:
         masks: bool = True,
         gate: Gate | None = None,
         seed: int = 0,
+        shares: Sequence[Mapping[nn.Parameter, Tensor]] = (),
         **harmoniser: Any,
     ) -> None:
         self.objective = objective or Default()
@@ -124,7 +127,8 @@ class Balancer:
         self.harmoniser = Harmoniser(method, self.names, n=every, options=options, **harmoniser)
         self.gate = gate or self.harmoniser.rule.gate(self.k, seed) or all_rewards(self.k)
         halves = bool(heldout or debias or self.harmoniser.steer.snr)
-        self.gradients = Gradients(model, self.names, halves=halves)
+        own = self.harmoniser.rule.own
+        self.gradients = Gradients(model, self.names, halves=halves, shares=shares, own=own)
         self._measured = False
         if self.harmoniser.needs_gram or measure_every:
             _ = self.jacobian  # an uncovered parameter is refused now, not at the first refresh
@@ -164,6 +168,8 @@ class Balancer:
 
     def measures(self, step: int) -> bool:
         """Whether the K gradients are taken at this step."""
+        if self.gradients.apart:
+            return True
         if self.harmoniser.needs_gram:
             return self.harmoniser.is_refresh(step)
         return self.measure_every > 0 and step % self.measure_every == 0
@@ -178,6 +184,8 @@ class Balancer:
         self.harmoniser.observe(batch.means_K, batch.stds_K, counts_K, adv.adv_KN.numpy())
         # At least one: a process without samples still joins the solve.
         recorded = self.harmoniser.probe_count(micro_batches) if self.measures(step) else 0
+        if self.gradients.apart:  # the rest could not be told apart
+            recorded = max(1, micro_batches)
         active_K = self.active(batch, step)
         return Plan(
             StepRows.of(batch, self.objective, pairs),
@@ -230,7 +238,9 @@ class Balancer:
     def _decide(self, step: int, active_K: np.ndarray, measured: bool) -> Decision:
         """Coefficients of a step and, where its gradients were recorded, their geometry."""
         self._measured = measured
-        if not measured:
+        if self.gradients.apart and self.harmoniser.needs_gram:
+            self._measured = measured and self.harmoniser.is_refresh(step)
+        if not self._measured:
             return self._decision(self.harmoniser.cached(step, active_K))
         gram = self.gradients.gram()
         if self.harmoniser.needs_gram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,6 +34,13 @@ class Batch:
         part = Advantages(a.adv_KN[:, index], a.valid_KN[:, index], a.counts_K)
         prefer = None if self.prefer_KN is None else self.prefer_KN[:, index]
         return Batch(part, self.merged_N[index], self.means_K, self.stds_K, prefer)
+
+    def asking(self, adv_KN: Tensor) -> Batch:
+        """The same samples with something else in place of their advantages."""
+        if adv_KN is self.adv.adv_KN:
+            return self
+        adv = Advantages(adv_KN, ~adv_KN.isnan(), self.adv.counts_K)
+        return replace(self, adv=adv, merged_N=adv_KN.nanmean(0))
 
 
 def make_batch(

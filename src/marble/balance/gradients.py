@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,9 +19,21 @@ class Gradients:
     """Owns the `Jacobian`, made when it is first needed; knows no rule and no objective.
 
     halves: keep the step's samples in two halves, for products across independent parts.
+    shares: for each reward, which entries of the parameters are its own.
+    own: there, this part of the coefficients' sum goes to that reward's gradient alone.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str], *, halves: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        *,
+        halves: bool,
+        shares: Sequence[Mapping[nn.Parameter, Tensor]] = (),
+        own: float = 0.0,
+    ) -> None:
+        self._shares, self._own = list(shares) if own else [], own
+        self._places: list[Tensor] | None = None
         self.names, self.k, self.halves = list(names), len(names), halves
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._model = model
@@ -99,6 +111,24 @@ class Gradients:
         largest = torch.linalg.vector_norm(self.jacobian.rows.data, torch.inf, dim=2)
         finite = largest.isfinite().all(0)[: self.k].tolist()
         return [name for name, good in zip(self.names, finite) if not good]
+
+    @property
+    def apart(self) -> bool:
+        """Whether some parameters have coefficients of their own, so that every step needs the K
+        gradients."""
+        return bool(self._shares)
+
+    def write(self, direction_R: np.ndarray) -> None:
+        """Leaves the combination of the recorded gradients in `.grad`."""
+        c_R = torch.as_tensor(direction_R)
+        if self._places is None:
+            self._places = [self.jacobian.flatten(share).nonzero()[:, 0] for share in self._shares]
+        parts = []
+        for k, at in enumerate(self._places):
+            own_R = (1 - self._own) * c_R
+            own_R[k] += self._own * c_R.sum()
+            parts.append((at, own_R))
+        self.jacobian.write_grad(c_R, parts=parts)
 
     # -- products ---------------------------------------------------------------------------------
 

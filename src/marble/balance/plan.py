@@ -56,6 +56,10 @@ class Plan:
         """How many micro-batches are recorded: the first ones."""
         return self._recorded
 
+    def record_first(self, count: int) -> None:
+        """The micro-batches to be recorded come in `count` parts, each given to `backward`."""
+        self._recorded = count
+
     @property
     def records(self) -> bool:
         """Whether the next micro-batch's forward must run inside `recording`."""
@@ -126,7 +130,7 @@ class Plan:
                 p.grad.div_(self._scale)
         bad = self._tally.bad_samples
         if self._recorded and not bad and not self._notes:
-            gradients.jacobian.write_grad(torch.as_tensor(self._decision.direction_R))
+            gradients.write(self._decision.direction_R)
         report = self._report(self._decision, bad)
         if not report.finite:
             for parameter in parameters:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from marble.bench.public import BATCH, public_adapter
+from marble.bench.errors import errors_from_fp32, gradient_errors
+from marble.bench.public import BATCH, public_adapter, switched_by_hand
 from marble.bench.random_model import copy_of, open_pipeline
 from marble.bench.report import Report
-from marble.bench.side import Side
+from marble.bench.side import FEW, STEPS, Side
 from marble.bench.summary import MANY, counts, summary
 from marble.bench.timing import (
     alternating,
@@ -42,13 +43,15 @@ def bench_loop(
     repeats: int = 3,
     memory_limit: float | None = None,
     out: Path | None = None,
+    quick: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measures both loops in turn, part by part, and puts steps together from the parts.
 
     The model has the recipe's true size; if its files are not here, its weights are random. What a
     run also keeps on the device (reward models, text encoders, latents) is taken as empty memory.
-    Rewards are not run: their seconds are those that `marble doctor` counts with.
+    Rewards are not run: their seconds are those that `marble doctor` counts with. quick: without
+    the errors of gradients, the waits of the host and a second number of rewards.
     """
     if torch.cuda.is_available():  # both loops fill the memory: one's blocks must fit the other
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -62,9 +65,13 @@ def bench_loop(
     with report.part("model"):
         bench = Bench(recipe, on, repeats, report)
     if "model" not in report.found["failures"]:
-        bench.run()
+        bench.run(quick)
     report.note(complete=not report.found["failures"])
     return report.found
+
+
+LARGE = 4_000_000_000
+"""Weights of a denoiser that is not opened in fp32 as well."""
 
 
 class Bench:
@@ -72,13 +79,13 @@ class Bench:
         self.recipe, self.device, self.repeats, self.report = recipe, device, repeats, report
         pipeline, family = open_pipeline(recipe, device)
         options = _adapter_options(recipe, family, device)
+        self.family, self.options, self.lora = family, options, recipe.model.lora
         if device.type == "cuda":
             pipeline.transformer.to(device)  # so that both loops have the same memory for it
         public = public_adapter(family, copy_of(pipeline), options)
         ours = family.adapter(pipeline, **options)
-        lora = recipe.model.lora
         for adapter in (public, ours):
-            adapter.add_lora(lora.rank, lora.alpha, targets=lora.targets)
+            adapter.add_lora(self.lora.rank, self.lora.alpha, targets=self.lora.targets)
         _same_weights(public, ours)
         self.ballast = _ballast(recipe, device)
         self.public = Side(public, recipe, batch=BATCH, drawn=BATCH)
@@ -89,7 +96,7 @@ class Bench:
         self.parts: dict[str, dict[str, float]] = {name: {} for name in self.sides}
         self.many: dict[str, float] = {}
 
-    def run(self) -> None:
+    def run(self, quick: bool = False) -> None:
         report = self.report
         with report.part("limit of the device"):
             report.note(limit=self._limit())
@@ -99,16 +106,23 @@ class Bench:
             self._training()
         with report.part("refresh"):
             self._refresh()
+        if not quick:
+            self._more()
+        with report.part("memory"):
+            self._memory()
+        self._compose("steps, all parts")
+
+    def _more(self) -> None:
+        report = self.report
         with report.part("errors of the gradient"):
-            report.note(gradient_errors=self._errors())
+            report.note(gradient_errors=gradient_errors(self.public, self.ours))
         with report.part("waits of the host"):
             self._waits()
         self._compose("steps")
         with report.part(f"refresh with {MANY} rewards"):
             self.many = self._recorded(self.ours.marble(MANY), f"refresh, K = {MANY}")
-        with report.part("memory"):
-            self._memory()
-        self._compose("steps, all parts")
+        with report.part("errors from fp32"):
+            report.note(gradient_errors=self._from_fp32())
 
     def _compose(self, name: str) -> None:
         with self.report.part(name):
@@ -132,10 +146,12 @@ class Bench:
 
     def _rollouts(self) -> None:
         with self.public.drawing(), self.ours.drawing():
-            for part in ("sampling", "decoding"):
+            for part in ("few steps", "sampling", "decoding"):
                 self._timed(part, {name: side.calls[part] for name, side in self.sides.items()})
-        for side in self.parts.values():
-            side["sampling"] /= min(5, self.recipe.rollout.steps)
+        for side in self.parts.values():  # of a step, and of what a batch needs once
+            few, more = side.pop("few steps"), side["sampling"]
+            side["sampling"] = max(0.0, more - few) / (STEPS - FEW)
+            side["batch"] = max(0.0, few - FEW * side["sampling"])
         self.ours.merge()
         merged = milliseconds(self.ours.merge, self.device)
         self.parts["ours"]["merge"] = merged
@@ -149,6 +165,9 @@ class Bench:
             "ours": ours.step(sums["ours"], pairs=2, kl=True),
         }
         self._timed("kl", calls)
+        with switched_by_hand(public.adapter):
+            found = alternating({"public": calls["public"]}, self.repeats, self.device)
+        self.report.note(parts={"kl, adapters switched by hand": found})
         calls["ours"] = ours.step(sums["ours"], pairs=2)
         self._timed("plain", calls)
         for part in ("kl", "plain"):
@@ -183,34 +202,27 @@ class Bench:
                 raise RuntimeError(f"{name}: {row['failed']}")
             self.parts[name][part] = row["ms"]
 
-    def _errors(self) -> dict[str, Any]:
-        """Relative, of one gradient: ours by the slow path's, beside two splits of the slow path.
-
-        The same samples, timesteps and noise, two timesteps, KL everywhere. `recorded`: the same
-        direction put together from the K gradients of a refresh.
-        """
-        count = max(2, self.ours.batch)
-        slow = self.public.weighted_sum()
-
-        def public(split: int) -> torch.Tensor:
-            self.public.step(slow, pairs=2, kl=True, batch=split, samples=count)()
-            return self.public.gradient()
-
-        def own(measured: bool) -> torch.Tensor:
-            balancer = self.ours.weighted_sum(measured=measured)
-            self.ours.step(balancer, pairs=2, kl=True, refresh=measured, samples=count)()
-            return self.ours.gradient()
-
-        split, other = min(BATCH, count), max(1, min(BATCH, count) * 2 // 3)
-        first, second, fast, recorded = public(split), public(other), own(False), own(True)
-        norm = first.norm()
-        return {
-            "slow, another batch split": float((second - first).norm() / norm),
-            "fast": float((fast - first).norm() / norm),
-            "fast, recorded": float((recorded - first).norm() / norm),
-            "samples": count,
-            "splits": [split, other],
-        }
+    def _from_fp32(self) -> dict[str, float]:
+        """Of the same gradient, by the slow path in fp32; none where that model does not fit."""
+        if sum(p.numel() for p in self.public.adapter.transformer.parameters()) > LARGE:
+            return {}
+        pipeline = copy_of(self.public.adapter.pipeline, own=True)
+        try:
+            pipeline.transformer.unload_lora()
+            pipeline.transformer.float()
+            wide = {**self.options, "dtype": "fp32", "precision": "fp32"}
+            adapter = public_adapter(self.family, pipeline, wide)
+            adapter.add_lora(self.lora.rank, self.lora.alpha, targets=self.lora.targets)
+            for name in ("default", "old"):
+                adapter.load_lora_state(name, self.public.adapter.lora_parameters(name))
+            return errors_from_fp32(
+                Side(adapter, self.recipe, batch=4, drawn=1), self.public, self.ours
+            )
+        except torch.OutOfMemoryError:
+            return {}
+        finally:
+            del pipeline
+            clean()
 
     def _waits(self) -> None:
         """Per micro-batch, once a step's first ones are behind it."""
@@ -325,4 +337,4 @@ def _limit(gigabytes: float, device: torch.device) -> None:
     total = torch.cuda.get_device_properties(device).total_memory
     if gigabytes * 1e9 > total:
         raise MarbleError(f"--memory-limit {gigabytes:g}: the GPU has {total / 1e9:.0f} GB")
-    torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total, device)
+    torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total, torch.cuda.current_device())

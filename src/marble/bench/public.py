@@ -33,7 +33,20 @@ def public_adapter(
     return cast(PipelineAdapter, kind(pipeline, **{**options, "compile": False}))
 
 
+@contextmanager
+def switched_by_hand(adapter: PipelineAdapter) -> Iterator[None]:
+    """Without peft's walks through all modules: what they cost."""
+    assert isinstance(adapter, _Public)
+    adapter.direct = True
+    try:
+        yield
+    finally:
+        adapter.direct = False
+
+
 class _Public(PipelineAdapter):
+    direct = False
+
     def add_lora(self, rank: int = 32, alpha: float = 64, **options: Any) -> None:
         from peft import LoraConfig
 
@@ -72,18 +85,28 @@ class _Public(PipelineAdapter):
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Without peft's own walk through all modules, which would cost public code more still."""
-
-        def switch(disabled: bool, active: Sequence[str]) -> None:
-            for _, layer in self._layers():
-                layer._disable_adapters = disabled
-                layer._active_adapter = list(active)
-
-        switch(name == "base", ["default" if name == "base" else name])
+        """By peft's own calls, which walk through all modules: what public code makes, three times
+        per micro-batch."""
+        if self.direct:
+            self._mark(name == "base", "default" if name == "base" else name)
+        elif name == "base":
+            self.transformer.disable_adapters()
+        elif name != "default":
+            self.transformer.set_adapter(name)
         try:
             yield
         finally:
-            switch(False, ["default"])
+            if self.direct:
+                self._mark(False, "default")
+            elif name == "base":
+                self.transformer.enable_adapters()
+            elif name != "default":
+                self.transformer.set_adapter("default")
+
+    def _mark(self, disabled: bool, active: str) -> None:
+        for _, layer in self._layers():
+            layer._disable_adapters = disabled
+            layer._active_adapter = [active]
 
     @contextmanager
     def drawing(self, name: str, *, steered: bool = False) -> Iterator[None]:

@@ -92,10 +92,12 @@ def filled(kind: type[Any], config: dict[str, Any], dtype: torch.dtype, device: 
     return model
 
 
-def copy_of(pipeline: Any) -> Any:
-    """A pipeline with modules of its own and the same memory for the transformer's weights."""
+def copy_of(pipeline: Any, *, own: bool = False) -> Any:
+    """A pipeline with modules of its own and the same memory for the transformer's weights, or
+    weights of its own too."""
     memo: dict[int, Any] = {}
-    for tensor in (*pipeline.transformer.parameters(), *pipeline.transformer.buffers()):
+    weights = () if own else (*pipeline.transformer.parameters(), *pipeline.transformer.buffers())
+    for tensor in weights:
         parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(tensor.data, requires_grad=False) if parameter else tensor
     parts = {

@@ -23,6 +23,10 @@ PROMPTS = 4
 """Different prompts of the samples; each has as many pictures as there are, in turn."""
 
 
+FEW, STEPS = 2, 8
+"""Two numbers of sampling steps: their difference is the time of a step."""
+
+
 class Side:
     """`adapter` has its LoRA already. Every call is what the trainer itself calls."""
 
@@ -143,8 +147,11 @@ class Side:
 
     @property
     def calls(self) -> dict[str, Callable[[], None]]:
-        steps = min(5, self.recipe.rollout.steps)
-        return {"sampling": partial(self.sample, steps), "decoding": self.decode}
+        return {
+            "few steps": partial(self.sample, FEW),
+            "sampling": partial(self.sample, STEPS),
+            "decoding": self.decode,
+        }
 
 
 def _changed(recipe: Recipe, **balance: object) -> Recipe:

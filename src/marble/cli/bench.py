@@ -13,7 +13,9 @@ from marble.cli.common import check_device, print_json, stdout_kept
 from marble.cli.options import Device, Json, RecipeWords, Trust, one_recipe
 from marble.errors import MarbleError
 
-app = typer.Typer(help="Measure on this machine, alternating within one run.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed on this machine; what is compared is timed in turn.", no_args_is_help=True
+)
 
 Rewards = Annotated[
     str, typer.Option("--k", help="Numbers of rewards to measure, separated by commas.")
@@ -103,6 +105,10 @@ def loop(
         float | None,
         typer.Option("--memory-limit", help="GB of the GPU that may be used.", min=1),
     ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Times and memory alone: no errors of gradients, no waits."),
+    ] = False,
     device: Device = None,
     as_json: Json = False,
     trust: Trust = False,
@@ -134,6 +140,7 @@ def loop(
             repeats=repeats,
             memory_limit=memory_limit,
             out=out,
+            quick=quick,
             say=lambda text: typer.echo(text, err=True),
         ),
         bench_tables.show_loop,

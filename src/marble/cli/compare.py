@@ -22,7 +22,7 @@ COMPOSITE = "Composite: mean z-score of all scores, among these columns. "
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     paper: Annotated[
         bool, typer.Option("--paper", help="The paper's Table 1; takes `eval --json` files too.")
     ] = False,

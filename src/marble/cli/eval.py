@@ -22,7 +22,8 @@ from marble.cli.options import Device, Json, Prefer, Trust, preference
 
 def evaluate(
     target: Annotated[
-        str, typer.Argument(help="`base`, `studio-trained`, a run folder, or a LoRA.")
+        str,
+        typer.Argument(metavar="TARGET", help="`base`, `studio-trained`, a run folder, or a LoRA."),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")

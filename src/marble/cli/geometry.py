@@ -19,8 +19,10 @@ def geometry(
     target: Annotated[
         str | None, typer.Option(help="full or reward; default: the recipe's balance.target.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the batches; not the run's.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write everything here.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the batches; not the run's.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="JSON file for all numbers.")
+    ] = None,
     device: Device = None,
     as_json: Json = False,
     trust: Trust = False,

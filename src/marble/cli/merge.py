@@ -13,14 +13,16 @@ from marble.errors import MarbleError
 
 
 def merge(
-    targets: Annotated[list[str], typer.Argument(help="Run folders or LoRAs of one model.")],
+    targets: Annotated[
+        list[str], typer.Argument(metavar="TARGET", help="Run folders or LoRAs of one model.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new LoRA.")] = Path(
         "merged"
     ),
     prefer: Prefer = None,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W,W,…", help="One weight per LoRA; default: their average."),
+        typer.Option(metavar="W,W,…", help="One weight per LoRA; default: equal ones with sum 1."),
     ] = None,
     as_json: Json = False,
     trust: Trust = False,
@@ -33,7 +35,7 @@ def merge(
 
     - `marble merge runs/steered --prefer ocr=2,aesthetic=0.5 --out legible`
 
-    - `marble merge runs/ocr runs/clip runs/pick --weights 0.5,0.25,0.25 --out soup`
+    - `marble merge runs/ocr runs/clip --weights 0.7,0.3 --out soup`
     """
     from marble.models.soups import merge_files
 

@@ -9,7 +9,9 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="One run folder, or several to compare.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The page; default: report.html in the first run."),

@@ -14,9 +14,10 @@ from marble.errors import MarbleError
 
 def sample(
     target: Annotated[
-        str, typer.Argument(help="`base`, `studio-trained`, a run folder, or a LoRA.")
+        str,
+        typer.Argument(metavar="TARGET", help="`base`, `studio-trained`, a run folder, or a LoRA."),
     ],
-    prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="One or more prompts.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the PNGs.")] = Path(
         "samples"
     ),
@@ -54,7 +55,7 @@ def sample(
 
     - `marble sample runs/mine 'a photo of a red apple' -n 4 --scale 4`
 
-    - `marble sample runs/steered 'a sign that says "TEA"' --prefer ocr=2,aesthetic=0.5`
+    - `marble sample runs/steered 'a red sign' --prefer ocr=2,aesthetic=0.5`
     """
     from marble.sampling import draw_prompts
 

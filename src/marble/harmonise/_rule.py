@@ -86,6 +86,17 @@ class Rule(ABC):
         """`pairs` of its own options."""
         return self.pairs(self.options)
 
+    @classmethod
+    def owned(cls, options: Any) -> float:
+        """Where parameters belong to one reward: the part of all coefficients that its own gradient
+        has there. Above 0, every step takes the K gradients."""
+        return 0.0
+
+    @property
+    def own(self) -> float:
+        """`owned` of its own options."""
+        return self.owned(self.options)
+
     def gate(self, k: int, seed: int) -> Gate | None:
         """Which rewards take part in a step; None: all of them."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -35,9 +35,19 @@ class Steerable(Marble):
         )
         rank: PositiveInt | None = Field(
             default=None,
-            description="Rank of each slider's LoRA; null: model.lora.rank / (K + 3), rounded "
+            description="Rank of each slider's LoRA; null: a third of model.lora.rank / K, rounded "
             "down. The shared LoRA has the rest.",
         )
+
+        own: Annotated[float, Field(ge=0, le=1)] = Field(
+            default=0.1,
+            description="How much of a slider's LoRA follows its own reward's gradient alone; the "
+            "rest follows the combination, as the shared LoRA does.",
+        )
+
+    @classmethod
+    def owned(cls, options: Any) -> float:
+        return float(options.own)
 
     def preferences(self, applies_KG: Array, seed: int, groups: Sequence[int]) -> Array:
         """Weights s_KG of an epoch's prompts, each in 0 … `most`, Σ_k s_k = K.
@@ -64,7 +74,7 @@ class Steerable(Marble):
 
     def ranks(self, total: int, k: int) -> tuple[int, int]:
         """Ranks of the shared LoRA and of each slider's, together `total`."""
-        each = self.options.rank or max(1, total // (k + 3))
+        each = self.options.rank or max(1, total // (3 * k))
         if total - k * each < 1:
             raise MarbleError(
                 f"model.lora.rank={total}: {k} sliders of rank {each} and a shared LoRA need at "

@@ -189,9 +189,19 @@ class Jacobian:
             out.add_(self.outside.data[0, 0])
         return out
 
-    def write_grad(self, c_K: Tensor, *, ema: bool = False) -> None:
-        """Adds ``Σ_k c_k g_k`` and the outside row to every parameter's ``.grad``."""
+    def write_grad(
+        self, c_K: Tensor, *, ema: bool = False, parts: Sequence[tuple[Tensor, Tensor]] = ()
+    ) -> None:
+        """Adds ``Σ_k c_k g_k`` and the outside row to every parameter's ``.grad``.
+
+        ``parts``: (positions in the flat vector, coefficients [K]) that hold there in place of c.
+        """
         flat = self.combine(c_K, ema=ema)
+        rows = (self._averages().rows if ema else self.rows).data
+        for at, own_K in parts:
+            instead = (own_K - c_K).to(self.device, self.dtype)
+            for slot in rows:
+                flat[at] += slot[:, at].T @ instead
         for span in self.spans:
             add_to_grad(span.parameter, flat[span.start : span.stop])
 

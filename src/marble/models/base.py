@@ -57,6 +57,8 @@ class Adapter(ABC):
         self.compiled: Compiled | None = None
         self.replays = False
         """Whether a small model's passes are replayed as CUDA graphs while it draws."""
+        self.halves = self.device.type == "cuda"
+        """Whether recorded micro-batches come in halves, to save memory."""
         self._graphs: Graphs | None = None
         self.say: Callable[[str], None] = _to_stderr
         """Where a line for the user goes; a run with a display of its own sets it."""
@@ -221,6 +223,11 @@ class Adapter(ABC):
         """Shares the LoRA's rank out among the sliders; needed for `preferring` and the export."""
         self.sliders, self._gates = sliders, Gates(self.transformer)
 
+    def add_frozen(self, name: str, folder: str | Path) -> None:
+        """Adds a saved LoRA that is only asked for velocities, as `using(name)`. After sliders,
+        which are not its own."""
+        lora.add_frozen(self.transformer, name, *lora.read_file(folder))
+
     def preferring(self, weights: Sequence[Sequence[float] | None]) -> AbstractContextManager[None]:
         """Context whose forward passes have slider weights of their own for every sample of the
         batch; None: the default, 1 each."""
@@ -233,7 +240,7 @@ class Adapter(ABC):
         return self._gates.set(rows.to(self.device))
 
     def using(self, name: str) -> AbstractContextManager[None]:
-        """Context in which the model is `default`, `old` or `base`."""
+        """Context in which the model is `default`, `old`, `base` or a LoRA of `add_frozen`."""
         return lora.using(self.transformer, name)
 
     @contextmanager
@@ -258,6 +265,14 @@ class Adapter(ABC):
                 yield
             finally:
                 self._graphs = None
+
+    def beside(self, name: str) -> AbstractContextManager[None]:
+        """Context of many passes of `name` between those that are trained; its weights stay as they
+        are in it. On a GPU with room they are held with the LoRA inside (`merge.beside`)."""
+        model = self.transformer
+        roomy = not getattr(model, "is_gradient_checkpointing", False)
+        fits = self.device.type == "cuda" and roomy and self._gates is None
+        return merge.beside(model, name) if fits and merge.mergeable(model) else nullcontext()
 
     @property
     def low_on_cpu(self) -> bool:

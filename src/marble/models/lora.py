@@ -58,6 +58,30 @@ def add_adapters(
     activate(model, TRAINED)
 
 
+def add_frozen(
+    model: Any, name: str, values: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> None:
+    """Adds a LoRA, as `read_file` gives it, that is never trained; of any rank, on the layers of
+    `default`."""
+    odd = sorted(set(parameters(model, TRAINED)) ^ set(values))
+    if odd:
+        raise MarbleError(
+            f"its LoRA is on other layers than the model's: {len(odd)} names differ, e.g. {odd[0]}"
+        )
+    layers = [layer for layer, _ in lora_layers(model)]
+    own = LoraConfig(r=config["r"], lora_alpha=config["lora_alpha"], target_modules=layers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+        model.add_adapter(own, adapter_name=name)
+    for adapter in names(model):  # adding one makes it the trained one
+        for parameter in parameters(model, adapter).values():
+            parameter.requires_grad_(adapter == TRAINED)
+    for parameter in parameters(model, name).values():
+        parameter.data = parameter.data.float()
+    load_state(model, name, values)
+    activate(model, TRAINED)
+
+
 def _initialise(params: Mapping[str, nn.Parameter], rank: int, init: str, seed: int) -> None:
     """A random, B zero. Drawn on the CPU, so that every device starts from the same weights."""
     generator = torch.Generator().manual_seed(seed)
@@ -99,6 +123,11 @@ def parameters(model: nn.Module, adapter: str) -> dict[str, nn.Parameter]:
     if not found:
         raise MarbleError(f"the model has no LoRA adapter '{adapter}'; call add_lora first")
     return found
+
+
+def names(model: Any) -> list[str]:
+    """The adapters of a model: `default`, `old`, and teachers where it has some."""
+    return list(getattr(model, "peft_config", None) or ())
 
 
 def state(model: nn.Module, adapter: str) -> State:
@@ -173,10 +202,11 @@ def active(model: nn.Module) -> str:
 @contextmanager
 def using(model: nn.Module, adapter: str) -> Iterator[None]:
     """Runs its body with that adapter, then restores the one before."""
-    if adapter not in (TRAINED, OLD, BASE):
-        raise ValueError(f"adapter must be {TRAINED}, {OLD} or {BASE}, got {adapter!r}")
-    if adapter != BASE:
-        parameters(model, adapter)
+    known = names(model)
+    if adapter != BASE and not known:
+        raise MarbleError("the model has no LoRA adapter; call add_lora first")
+    if adapter not in (*known, BASE):
+        raise ValueError(f"adapter must be {', '.join(known)} or {BASE}, got {adapter!r}")
     before = active(model)
     activate(model, adapter)
     try:

@@ -78,6 +78,17 @@ class Sliders:
         (gates,) = self.gates([weights_K])
         return {k: v * gates.to(v) if ".lora_B." in k else v for k, v in values.items()}
 
+    def shares(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[nn.Parameter, Tensor]]:
+        """For every slider, which entries of the LoRA's parameters (by name) are its own."""
+        found = []
+        for rows in list(self.parts.values())[1:]:
+            masks = {p: torch.zeros_like(p, dtype=torch.bool) for p in parameters.values()}
+            for name, parameter in parameters.items():
+                mask = masks[parameter]
+                (mask.T if ".lora_B." in name else mask)[rows] = True
+            found.append(masks)
+        return found
+
     def split(self, values: Mapping[str, Tensor]) -> dict[str, lora.State]:
         """The K+1 LoRAs by name."""
         return {

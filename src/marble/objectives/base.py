@@ -9,7 +9,7 @@ Built-in objectives import torch where they compute: a recipe is checked without
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -56,6 +56,8 @@ class Point:
     """Velocity of the rollout policy, where the objective's `policies` name it."""
     v_ref: Tensor | None = None
     """Velocity of the base, where this micro-batch has a KL term."""
+    v_teacher: Tensor | None = None
+    """Velocity of each sample's teacher, where the objective has `teachers`."""
     kl: float = 0.0
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the objective put there, first axis B."""
@@ -95,6 +97,27 @@ class Objective(ABC):
             except ValidationError as error:
                 raise MarbleError(f"{self.name}: {_first(error)}") from None
         self.options: Any = options
+
+    @property
+    def teachers(self) -> Mapping[str, str]:
+        """Reward → folder of a frozen LoRA: `point.v_teacher` has its velocity for the samples that
+        take part for that reward, one reward each (see `asked`)."""
+        return {}
+
+    def asked(
+        self,
+        adv_KN: Tensor,
+        samples: Sequence[Sample],
+        *,
+        names: Sequence[str],
+        narrow_K: Sequence[bool],
+        seed: int,
+    ) -> Tensor:
+        """What `weights` is given for the samples of an epoch, all processes': their advantages.
+
+        narrow_K: rewards that are for some sources of prompts alone.
+        """
+        return adv_KN
 
     @abstractmethod
     def weights(self, adv_KN: Tensor) -> tuple[Tensor, Tensor]:

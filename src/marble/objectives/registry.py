@@ -14,6 +14,7 @@ OBJECTIVES = {
     "awm": "marble.objectives.awm:AWM",
     "grpo": "marble.objectives.grpo:GRPO",
     "dpo": "marble.objectives.dpo:DPO",
+    "distil": "marble.objectives.distil:Distil",
 }
 DEFAULT = Default.name
 """What a recipe that names none trains with."""

@@ -238,6 +238,13 @@ class Balance(Section):
         return own | self.options
 
     @property
+    def recorded(self) -> float:
+        """The part of all steps that take the K gradients, two backward passes in place of one."""
+        if self.rule.owned(self.rule.read_options(self._plain_options)):
+            return 1.0
+        return 1 / self.every if self.uses_gram else 0.0
+
+    @property
     def rule(self) -> type[Rule]:
         """The class of the method."""
         return rule_class(self.method)

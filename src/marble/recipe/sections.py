@@ -75,7 +75,7 @@ class Model(Section):
         description="Recompute activations in backward: less memory, about a third slower.",
     )
     compile: bool | Literal["auto"] = Field(
-        default=False,
+        default="auto",
         description="torch.compile each transformer block, and replay a small model's passes as "
         "CUDA graphs; auto: when training on a GPU, blocks of 100 M weights or more in all.",
     )

@@ -21,12 +21,12 @@ from marble.study.write import (
     order,
     ran_on,
     sortable,
-    specialists,
     summary,
     to_json,
 )
 
-SHOWN = ["worst gain", "mean gain", "composite", "conflict", PICTURES, "drift flags"]
+SHOWN = ["worst gain", "mean gain", "composite", "conflict", PICTURES]
+"""What a page shows of one setting; shares of specialists and the rest are in the stored table."""
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 
 
@@ -74,7 +74,7 @@ def told(table: dict[str, Any]) -> list[str]:
         "",
     ]
     if len(parts) == 1:
-        return [*lines, *summary(parts[0], SHOWN), *specialists(parts[0]), "", *order(parts[0])]
+        return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0], ["worst gain"])[-1:]]
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
     lines += _across(parts, "worst gain", table.get("across"))
     pooled = (table.get("across") or {}).get("settings")

@@ -30,10 +30,10 @@ def closing_table(
     is, and why."""
     found = gains_of(run)
     if found is not None:
-        table = Table(title="held-out prompts, same seeds", box=None, padding=(0, 2))
+        table = Table(title="held-out prompts, same seeds", box=None, padding=(0, 1))
         table.add_column("score", no_wrap=True)
         for heading in ("base", "trained", "gain", "95 % interval", "won"):
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", no_wrap=True)
         known = {name: gain for name, gain in found["gains"].items() if gain["mean"] is not None}
         for name in filter(trained.__contains__, known):
             table.add_row(*_row(name, known[name], found))

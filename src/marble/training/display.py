@@ -147,10 +147,9 @@ class Display:
     def _estimate(self) -> str:
         each, left = self.clock.per_step() or 0.0, self.clock.left() or 0.0
         until = time.strftime("%a %H:%M", time.localtime(time.time() + left))
-        return (
-            f"about {lasting(each)} per step: {self.steps - self.clock.done} more steps take about "
-            f"{lasting(left)}, until {until}"
-        )
+        more = self.steps - self.clock.done
+        rest = "1 more step takes" if more == 1 else f"{more} more steps take"
+        return f"about {lasting(each)} per step: {rest} about {lasting(left)}, until {until}"
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2), header_style="dim")

@@ -40,7 +40,7 @@ def shard_base(adapter: Adapter, size: int) -> None:
     model, device = adapter.transformer, adapter.device
     whole = {
         parameter
-        for name in (lora.TRAINED, lora.OLD)
+        for name in lora.names(model)
         for parameter in adapter.lora_parameters(name).values()
     }
     for parameter in whole:

@@ -126,6 +126,14 @@ class Trainer:
             np.array([s.index for s in rollout.samples], dtype=np.int64),
         )
         batch = self.balancer.batch(gathered.rewards_KN, gathered.group_N, prefer_KN)
+        asked = self.balancer.objective.asked(
+            batch.adv.adv_KN,
+            samples,
+            names=self.recipe.rewards.names,
+            narrow_K=[reward.sources is not None for reward in self.recipe.rewards.train],
+            seed=self.settings.seed,
+        )
+        batch = batch.asking(asked)
         return Epoch(samples, rollout, batch, gathered.rewards_KN, gathered.local_n)
 
     def split(self, epoch: Epoch, number: int, inner: int) -> Iterator[np.ndarray]:

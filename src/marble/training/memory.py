@@ -17,7 +17,8 @@ def device_gb(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     total = torch.cuda.get_device_properties(device).total_memory / 1e9
-    return float(total * torch.cuda.get_per_process_memory_fraction(device))
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return float(total * torch.cuda.get_per_process_memory_fraction(index))
 
 
 def fitted_batch(recipe: Recipe, device: torch.device, processes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,10 @@ from torch import Tensor
 from marble.balance import Balancer, Batch, Plan, StepReport
 from marble.models.base import Adapter
 from marble.objectives import Drawn, Point
+from marble.training.teachers import taught_velocity, teachers_of
+
+SMALLEST = 8
+"""Samples of half a micro-batch; fewer leave a GPU waiting for its host."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +62,41 @@ def take_step(
         turn = first_recorded(settings, step, len(order))
         order = order[turn:] + order[:turn]
     kl = kl_weights(settings, step, len(order), recorded)
+    if recorded and adapter.halves:
+        pieces = [halves(at, len(part.samples)) for at in order[:recorded]]
+        kl = [w for w, parts in zip(kl, pieces) for _ in parts] + kl[recorded:]
+        order = [piece for parts in pieces for piece in parts] + order[recorded:]
+        plan.record_first(sum(len(parts) for parts in pieces))
     point_at = objective.points(part, sigmas, seed=settings.seed, inner=inner, count=settings.pairs)
     # v_θ stands in for v_old where they are the same.
     same = on_policy and "old" in objective.policies
     frozen = tuple(p for p in objective.policies if not (same and p == "old"))
-    for (j, chosen), weight in zip(order, kl):
-        point = point_at(j, chosen)
-        point.kl = weight
-        samples = part.samples[chosen]
-        prompts = [sample.prompt.text for sample in samples]
-        with adapter.preferring([sample.prefer for sample in samples]):
-            _micro_batch(adapter, plan, point, prompts, part.position[chosen], frozen, same)
+    taught = teachers_of(batch, part.position, balancer) if objective.teachers else []
+    with adapter.beside("old") if "old" in frozen else nullcontext():
+        for (j, at), weight in zip(order, kl):
+            point = point_at(j, at)
+            point.kl = weight
+            samples = part.samples[at]
+            prompts = [sample.prompt.text for sample in samples]
+            with adapter.preferring([sample.prefer for sample in samples]):
+                _micro_batch(
+                    adapter, plan, point, prompts, part.position[at], frozen, same, taught[at]
+                )
     return plan.finish()
+
+
+def halves(at: tuple[int, slice], count: int) -> list[tuple[int, slice]]:
+    """A micro-batch in two, of at least `SMALLEST` samples each, or as it is.
+
+    A recorded pass keeps its graph for a second backward: with half of the samples a refresh needs
+    no more memory than other steps do.
+    """
+    j, chosen = at
+    start, stop = chosen.start, min(chosen.stop, count)
+    if stop - start < 2 * SMALLEST:
+        return [at]
+    middle = start + (stop - start) // 2 // 2 * 2  # pairs of samples stay together
+    return [(j, slice(start, middle)), (j, slice(middle, stop))]
 
 
 def first_recorded(settings: Settings, step: int, count: int) -> int:
@@ -108,6 +136,7 @@ def _micro_batch(
     position: Tensor,
     frozen: tuple[str, ...],
     same: bool,
+    taught: list[str],
 ) -> None:
     # No copy waits for the device: while it works on one micro-batch the host prepares the next.
     for name, tensor in vars(point).items():
@@ -122,6 +151,8 @@ def _micro_batch(
         if "base" in frozen or point.kl > 0:
             with adapter.using("base"):
                 point.v_ref = adapter.velocity(point.x_t, point.t_B, cond)
+        if taught:
+            point.v_teacher = taught_velocity(adapter, point, cond, taught)
     with adapter.using("default"):
         with plan.recording(len(position)):
             v = adapter.velocity(point.x_t, point.t_B, cond)

@@ -28,7 +28,7 @@ def step_row(
         row[f"reward/{name}/std"] = float(batch.stds_K[k])
         row[f"reward/{name}/applicable"] = valid / n
         row[f"reward/{name}/informative"] = int(counts.informative[k]) / max(1, valid)
-        row[f"advantage/{name}/std"] = float(values.std(correction=0)) if valid else None
+        row[f"advantage/{name}/std"] = float(values.std(correction=0)) if len(values) else None
         row[f"advantage/{name}/clipped"] = int(counts.clipped[k]) / max(1, valid)
         row[f"alpha/{name}"] = float(report.alpha_K[k])
         row[f"alpha_raw/{name}"] = float(report.alpha_raw_K[k])

@@ -22,6 +22,7 @@ from marble.rewards import check as check_reward
 from marble.rewards import load as load_reward
 from marble.rewards.isolated import Isolated
 from marble.training.fsdp import shard_base
+from marble.training.teachers import add_teachers, find_teachers
 
 
 @dataclass
@@ -52,6 +53,8 @@ def check(recipe: Recipe, *, training: bool = True) -> None:
     for reward in (*recipe.rewards.train, *recipe.rewards.heldout):
         if not (reward.isolate and ":" in reward.reward):  # whose code only its worker runs
             check_reward(reward.reward, **reward.options)
+    if training:
+        find_teachers(recipe)
     check_prompts(recipe, dict.fromkeys(texts))
 
 
@@ -72,6 +75,7 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
         lora.rank, lora.alpha, targets=lora.targets, init=lora.init, seed=recipe.train.seed
     )
     add_sliders(recipe, adapter)
+    add_teachers(recipe, adapter)
     if sharded:
         shard_base(adapter, processes)
     optim = recipe.optim
@@ -137,6 +141,7 @@ def build_balancer(
         if wanted.get("units") == "range":
             wanted["ranges"] = _ranges(recipe)
     priorities = {reward.name: reward.priority for reward in recipe.rewards.train}
+    sliders = adapter.sliders
     return Balancer(
         adapter.transformer,
         names,
@@ -156,6 +161,7 @@ def build_balancer(
         masks=b.masks,
         gate=_gate(recipe),
         seed=recipe.train.seed,
+        shares=[] if sliders is None else sliders.shares(adapter.lora_parameters()),
         rho=b.rho,
         amortise=b.amortise,
         priorities=b.priorities if b.uses_gram else priorities,

@@ -40,6 +40,8 @@ function resetSliders() {
   moveSlider();
 }
 
+const hundredths = (value) => (Number(value.toFixed(2)) || 0).toFixed(2).replace("-", "−");
+
 function showSetting() {
   const front = frontOfRun(), chosen = nearestSetting(), normal = front.settings[0];
   weightsSet().forEach((value, k) => {
@@ -48,15 +50,15 @@ function showSetting() {
   });
   byId("slider-status").textContent = `Nearest of ${front.settings.length} settings drawn: ` +
     front.names.map((n, k) => `${n} ${weightText(chosen.weights[k])}`).join(", ") + ".";
-  byId("slider-code").textContent = `pipe.set_adapters(${JSON.stringify(["shared", ...front.names])}, [${[1, ...weightsSet()].map((w) => (Number.isInteger(w) ? `${w}.0` : w)).join(", ")}])`;
+  byId("slider-code").textContent = `pipe.set_adapters([${["shared", ...front.names].map((n) => JSON.stringify(n)).join(", ")}], [${[1, ...weightsSet()].map((w) => (Number.isInteger(w) ? `${w}.0` : w)).join(", ")}])`;
   byId("slider-gains").replaceChildren(...front.names.map((name, k) => {
     const [now, then] = [chosen.gains[k], normal.gains[k]];
     const change = now == null || then == null ? null : now - then;
     const way = change > 0.005 ? "up" : change < -0.005 ? "down" : "";
     const dot = el("span", { class: "dot", "aria-hidden": "true" });
     dot.style.background = rewardColour(name);
-    return el("li", {}, dot, el("span", { class: "name", title: name }, name), el("span", { class: "both" }, `${now == null ? "–" : signed(now)} σ`),
-      el("span", { class: `change ${way}` }, change == null ? "" : `${{ up: "▲", down: "▼", "": "=" }[way]} ${number(Math.abs(change))}`));
+    return el("li", {}, dot, el("span", { class: "name", title: name }, name), el("span", { class: "both" }, now == null ? "–" : `${now >= 0.005 ? "+" : ""}${hundredths(now)} σ`),
+      el("span", { class: `change ${way}` }, change == null ? "" : `${{ up: "▲", down: "▼", "": "=" }[way]} ${hundredths(Math.abs(change))}`));
   }));
   byId("slider-pictures").replaceChildren(...front.samples.map((sample, i) => el("li", { class: "pair" },
     el("div", { class: "sides" }, titled(normal.images[i], "default", sample.prompt), titled(chosen.images[i], "chosen", sample.prompt)),

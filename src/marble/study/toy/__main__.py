@@ -16,6 +16,7 @@ from marble.study.toy.model import ToyAdapter
 from marble.study.toy.world import prompts
 from marble.training.run import train
 from marble.training.setup import Parts, add_sliders, build_balancer, build_rewards
+from marble.training.teachers import add_teachers
 
 TRAIN_PROMPTS, TEST_PROMPTS = 60, 20
 
@@ -26,6 +27,7 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     lora, optim, data = recipe.model.lora, recipe.optim, recipe.data
     adapter.add_lora(lora.rank, lora.alpha, init=lora.init, seed=recipe.train.seed)
     add_sliders(recipe, adapter)
+    add_teachers(recipe, adapter)
     optimizer = torch.optim.AdamW(
         list(adapter.lora_parameters().values()),
         lr=optim.lr,

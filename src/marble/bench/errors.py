@@ -1,0 +1,61 @@
+"""How far the two loops' gradients are from each other, and from fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from marble.bench.public import BATCH
+from marble.bench.side import Side
+
+# The same samples, timesteps and noise everywhere, two timesteps, KL on all of them.
+
+
+def gradient_errors(public: Side, ours: Side) -> dict[str, Any]:
+    """Relative: ours by the slow path's, beside two splits of the slow path.
+
+    `recorded`: the same direction put together from the K gradients of a refresh.
+    """
+    count = _count(ours)
+    split, other = min(BATCH, count), max(1, min(BATCH, count) * 2 // 3)
+    first = _slow(public, count, split)
+    second = _slow(public, count, other)
+    fast, recorded = _fast(ours, count, False), _fast(ours, count, True)
+    return {
+        "slow, another batch split": _error(second, first),
+        "fast": _error(fast, first),
+        "fast, recorded": _error(recorded, first),
+        "samples": count,
+        "splits": [split, other],
+    }
+
+
+def errors_from_fp32(reference: Side, public: Side, ours: Side) -> dict[str, float]:
+    """Relative: of both loops, by the slow path with a model in fp32."""
+    count = _count(ours)
+    true = _slow(reference, count, reference.batch)
+    return {
+        "slow, from fp32": _error(_slow(public, count, min(BATCH, count)), true),
+        "fast, from fp32": _error(_fast(ours, count, False), true),
+        "fast, recorded, from fp32": _error(_fast(ours, count, True), true),
+    }
+
+
+def _count(ours: Side) -> int:
+    return max(2, ours.batch)
+
+
+def _slow(side: Side, count: int, split: int) -> Tensor:
+    side.step(side.weighted_sum(), pairs=2, kl=True, batch=split, samples=count)()
+    return side.gradient()
+
+
+def _fast(side: Side, count: int, measured: bool) -> Tensor:
+    balancer = side.weighted_sum(measured=measured)
+    side.step(balancer, pairs=2, kl=True, refresh=measured, samples=count)()
+    return side.gradient()
+
+
+def _error(found: Tensor, true: Tensor) -> float:
+    return float((found - true).norm() / true.norm())
