@@ -1,9 +1,10 @@
-"""bf16 on a CPU: attention as diffusers has it, and no more error than autocast's own."""
+"""bf16 on a CPU: blocks as diffusers has them, and no more error than autocast's own."""
 
 import pytest
 import torch
 from diffusers.models.activations import GELU
 from diffusers.models.attention_processor import JointAttnProcessor2_0
+from diffusers.models.normalization import RMSNorm
 
 from marble.models import cpu, load
 
@@ -49,20 +50,36 @@ def autocast(folder, randomise, monkeypatch):
         return passes(folder, randomise, "bf16")
 
 
-def test_attention_is_that_of_diffusers(folder, randomise):
-    """In fp32, where both are exact to the last bits; in both attentions of the first block."""
+def test_blocks_are_those_of_diffusers(folder, randomise, monkeypatch):
+    """In fp32, where both are exact to the last bits: one block has two attentions, the last one
+    leaves the text out."""
     adapter = passes(folder, randomise, "fp32")
-    wanted, wanted_grad = velocity_and_gradient(adapter)
-    swapped = 0
     for module in adapter.transformer.modules():
-        if isinstance(getattr(module, "processor", None), JointAttnProcessor2_0):
-            module.set_processor(cpu.WideJointAttention())
-            swapped += 1
+        if type(module) is RMSNorm:
+            module.weight.data.uniform_(0.5, 2)
+    wanted, wanted_grad = velocity_and_gradient(adapter)
+    monkeypatch.setattr(torch.nn.Linear, "to", lambda self, dtype: self)
+    cpu.make_fast(adapter.transformer)
+    kinds = [type(module) for module in adapter.transformer.modules()]
+    processors = [m.processor for m in adapter.transformer.modules() if hasattr(m, "processor")]
+    assert kinds.count(cpu.LeanBlock) == 2 and len(processors) == 3
+    assert {type(processor) for processor in processors} == {cpu.WideJointAttention}
     for parameter in adapter.lora_parameters().values():
         parameter.grad = None
     found, grad = velocity_and_gradient(adapter)
-    assert swapped == 3
     assert error(found, wanted) < 1e-6 and error(grad, wanted_grad) < 1e-5
+
+
+def test_the_norm_s_gradient_is_autograd_s():
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.rand(8, dtype=torch.float64) + 0.5
+    assert torch.autograd.gradcheck(lambda x: cpu.WideRMSNorm.apply(x, weight, 1e-6), (x,))
+    y = torch.randn(2, 3, 1, 8).bfloat16()
+    norm = RMSNorm(8, 1e-6)
+    norm.weight.data.copy_(weight)
+    found = cpu.WideRMSNorm.apply(y, norm.weight.detach(), 1e-6)
+    assert found.dtype == torch.float32 and torch.allclose(found, norm(y), atol=1e-6)
 
 
 def test_no_more_error_than_autocast(folder, randomise, autocast):
