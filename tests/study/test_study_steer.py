@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[2]
 REWARDS = ("reading", "counting", "similarity", "preference", "vivid")
 
 
-def test_the_study_is_one_that_loads_and_is_fair():
-    study = load_study(ROOT / "studies/steer.yaml")
+@pytest.mark.parametrize("name", ["steer", "steer-toy"])
+def test_the_study_is_one_that_loads_and_is_fair(name):
+    study = load_study(ROOT / f"studies/{name}.yaml")
     steps = {
         cell.name: [word for word in cell.overrides if word.startswith("train.steps=")][-1]
         for cell in study.cells
