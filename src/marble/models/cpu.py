@@ -136,7 +136,7 @@ class WideJointAttention:
             x = x.unflatten(-1, (attn.heads, -1))
             if type(norm) is RMSNorm and norm.weight is not None and norm.bias is None:
                 normed: Tensor = WideRMSNorm.apply(x, norm.weight, norm.eps)
-                return normed
+                return normed.float()  # the base's weights may be bf16
             return (x if norm is None else norm(x)).float()
 
         x, text = hidden_states, encoder_hidden_states
