@@ -86,7 +86,9 @@ def days() -> str:
     ):
         recipe = large if estimate(large).peak <= GPUS[key].memory_gb else small
         told = [estimate_time(recipe, GPUS[key], n).total / 86400 for n in (1, 4, 8)]
-        lines.append(f"| {label} | " + " | ".join(f"{n:.0f} days" for n in told) + " |")
+        label += "" if recipe is large else " (half of the timesteps)"
+        shown = (f"{n:.0f} day{'s' if round(n) != 1 else ''}" for n in told)
+        lines.append(f"| {label} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,6 @@
 """`marble doctor`: what it finds, how it reads, and that its memory estimate adds up."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def test_sd35m_without_weights_says_how_to_get_each_thing():
     assert max(len(line) for line in lines if line not in downloads) <= 100
     assert len(downloads) == len(set(downloads)) == 9  # each once, in one piece to be copied
     assert "hf download xswu/HPSv2 HPS_v2.1_compressed.pt --revision" in text
-    assert re.search(r"about (59|60)\.\d GB wanted", text) and "no GPU here to compare with" in text
+    assert "about 46.9 GB wanted" in text and "no GPU here to compare with" in text
 
 
 def test_json_is_one_object_with_the_same_verdict():
@@ -180,7 +179,7 @@ def test_a_compiled_step_is_reproduced():
     found = estimate(load_recipe("sd35m-5rewards", ["train.batch_size=24"]))
     assert measured["setup"]["ours"]["batch"] == 24
     peak = measured["peak_memory_gb"]["ours, refresh"] + found.held["CUDA itself"]
-    assert peak < found.phases["training"] < 1.08 * peak
+    assert found.phases["training"] == pytest.approx(peak, rel=0.03)
 
 
 def test_the_one_gpu_recipe_fits_24_gb_and_the_other_one_does_not():

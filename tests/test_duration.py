@@ -15,6 +15,7 @@ from marble.duration import (
     estimate_time,
     find_gpu,
 )
+from marble.duration import H200_COMPILED as H200
 from marble.recipe import load_recipe
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -49,6 +50,23 @@ def test_gpu_constants_are_the_measured_ones():
         assert timed == pytest.approx(seconds, **near), name
 
 
+def test_compiled_constants_are_the_measured_ones():
+    """`marble bench loop` of both recipes; the first is the later, slower one of two runs."""
+    large, small = result("loop_sd35m_h200_2"), result("loop_sd35m_24gb_h200")
+    parts, batch = large["parts"], large["setup"]["ours"]["batch"]
+    ms = {name: row["ours"]["ms"] for name, row in parts.items() if "ours" in row}
+    near = {"rel": 0.02}
+    drawn = 1000 * large["setup"]["ours"]["rollout_batch"]
+    assert (ms["sampling"] - ms["few steps"]) / 6 / drawn == pytest.approx(H200.forward, **near)
+    assert ms["decoding"] / drawn == pytest.approx(H200.decode, **near)
+    assert ms["kl"] / 2000 / batch == pytest.approx(H200.pair, **near)
+    assert (ms["kl"] - ms["plain"]) / 2000 / batch == pytest.approx(H200.reference, **near)
+    kept = small["parts"]["kl"]["ours"]["ms"] / 2000 / small["setup"]["ours"]["batch"]
+    assert kept == pytest.approx(H200.checkpointed, **near)
+    recorded = parts["refresh"]["two"]["ms"] - parts["refresh"]["one"]["ms"]
+    assert recorded / (ms["plain"] / 2) == pytest.approx(H200.refresh, **near)
+
+
 def test_cpu_constants_are_the_measured_ones():
     timed = result("train_cpu")
     pictures = timed["setup"]["images_per_epoch"]
@@ -68,6 +86,8 @@ def test_the_measured_run_is_told_within_a_fifth():
     recipe = load_recipe(
         "sd35m-5rewards-1gpu",
         [
+            "model.compile=false",
+            "objective.kl_every=1",
             "data.prompts_per_epoch=6",
             "data.images_per_prompt=4",
             "train.timesteps_fraction=0.160001",
@@ -85,7 +105,7 @@ def test_it_scales_as_the_work_does():
 
     one = told()
     days = one.total / 86400
-    assert 20 < days < 35  # 1000 published steps on one card
+    assert 7 < days < 12  # 1000 published steps on one card
     assert told(count=8).total == pytest.approx(one.total / 8, rel=0.01)
     assert told(gpu="a100").step == pytest.approx(one.step * 989 / 312, rel=0.25)
     half = told("train.timesteps_fraction=0.5")

@@ -51,14 +51,17 @@ class Times:
     checkpointed: float
     """The same with gradient checkpointing."""
     refresh: float
-    """A refresh step over an ordinary one."""
+    """A recorded micro-batch over an ordinary one."""
     decode: float
     size: float
     """Parameters × latent tokens, in whose proportion the above grows."""
+    reference: float
+    """v_ref's part of `pair`, which `objective.kl_every` makes rarer."""
 
 
-H200_SD35M = Times(0.0150, 0.0557, 0.118, 1.31, 0.022, 2.47e9 * 32**2)
-CPU_STUDIO = Times(0.0035, 0.0079, 0.0105, 2.1, 0.0075, 4.7e6 * 8**2)
+H200_SD35M = Times(0.0150, 0.0557, 0.118, 1.31, 0.022, 2.47e9 * 32**2, 0.0150)
+H200_COMPILED = Times(0.0055, 0.0250, 0.0370, 1.56, 0.0158, 2.47e9 * 32**2, 0.0054)
+CPU_STUDIO = Times(0.0035, 0.0079, 0.0105, 2.1, 0.0075, 4.7e6 * 8**2, 0.0)
 CPU_CORES = 2
 """Cores that CPU_STUDIO was measured with."""
 
@@ -115,7 +118,7 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     """For `count` GPUs, or for `count` cores where `gpu` is None."""
     recipe = _fitting(recipe, gpu, count)
     assert recipe.train.batch_size is not None
-    measured = CPU_STUDIO if gpu is None else H200_SD35M
+    measured = CPU_STUDIO if gpu is None else H200_COMPILED if _compiled(recipe) else H200_SD35M
     faster = count / CPU_CORES if gpu is None else count * gpu.tflops / GPUS["h200"].tflops
     scale = _size(recipe) / measured.size / faster
     pictures = recipe.samples_per_epoch
@@ -135,6 +138,7 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     if recipe.train.overlap_rewards:  # one batch is scored while the next is drawn
         scoring = max(0.0, scoring - rollout)
     pair = measured.checkpointed if recipe.model.gradient_checkpointing else measured.pair
+    pair -= measured.reference * (1 - (recipe.objective.kl > 0) / recipe.objective.kl_every)
     trained = pictures / recipe.train.steps_per_epoch
     batches = math.ceil(trained / recipe.train.batch_size / count)
     training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)
@@ -147,7 +151,7 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
         number, every = recipe.train.probe, recipe.train.probe_every
         parts["probe"] = (drawn(number, recipe.rollout.steps) + number * scored) / every
     ordinary = sum(parts.values())
-    refresh = ordinary + (measured.refresh - 1) * training
+    refresh = ordinary + (measured.refresh - 1) * training * recipe.balance.probe
     step = ordinary + recipe.balance.recorded * (refresh - ordinary)
     shown = recipe.eval.steps or recipe.rollout.steps
     held_out, more = _scoring(recipe, gpu is not None, held_out=True)
@@ -165,6 +169,15 @@ def _fitting(recipe: Recipe, gpu: GPU | None, count: int) -> Recipe:
     from marble.memory import sized
 
     return sized(recipe, None if gpu is None else gpu.memory_gb, 1 if gpu is None else count)
+
+
+def _compiled(recipe: Recipe) -> bool:
+    """Whether the blocks are compiled on a GPU, as `models.compiling.wanted` decides."""
+    from marble.memory import model_facts
+    from marble.models.compiling import SMALL as UNCOMPILED
+
+    weights = model_facts(recipe).parts["transformer"]
+    return bool(recipe.model.compile) and (recipe.model.compile is True or weights >= UNCOMPILED)
 
 
 def _size(recipe: Recipe) -> float:

@@ -39,7 +39,7 @@ class Session:
 
 @pytest.fixture
 def recogniser(monkeypatch, tmp_path):
-    monkeypatch.setattr(ppocr, "open_session", lambda file, threads: Session())
+    monkeypatch.setattr(ppocr, "open_session", lambda file: Session())
     return ppocr.Recogniser(tmp_path / "model.onnx", batch=4)
 
 
@@ -114,8 +114,8 @@ def test_threads_may_share_a_recogniser(recogniser, monkeypatch):
 def test_engines_of_one_model_share_a_session(monkeypatch, tmp_path):
     opened = []
 
-    def open_session(file, threads):
-        opened.append((file.name, threads))
+    def open_session(file):
+        opened.append(file.name)
         return Session()
 
     monkeypatch.setattr(ppocr, "open_session", open_session)
@@ -123,7 +123,7 @@ def test_engines_of_one_model_share_a_session(monkeypatch, tmp_path):
     dense = load("ocr", engine="ppocr-rec", model=first, threads=2, dense=True)
     exact = load("ocr", engine="ppocr-rec", model=str(first), threads=2)
     assert exact.engine.recogniser is dense.engine.recogniser
-    assert opened == [("first.onnx", 2)]
+    assert opened == ["first.onnx"]
     others = [
         load("ocr", engine="ppocr-rec", model=first, threads=1),
         load("ocr", engine="ppocr-rec", model=second, threads=2),
@@ -134,4 +134,4 @@ def test_engines_of_one_model_share_a_session(monkeypatch, tmp_path):
 
     del dense, exact, others, whole
     load("ocr", engine="ppocr-rec", model=first, threads=2)
-    assert opened[-1] == ("first.onnx", 2) and len(opened) == 5, "nobody used it: opened anew"
+    assert opened[-1] == "first.onnx" and len(opened) == 5, "nobody used it: opened anew"

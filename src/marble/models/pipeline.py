@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from marble.errors import MarbleError
-from marble.models import compiling
+from marble.models import compiling, cpu
 from marble.models.base import Adapter
+from marble.models.cpu_decoding import CpuDecoder
 from marble.models.decoding import Decoder, levels
 from marble.models.folder import pipeline_index
 from marble.models.precision import DTYPES
@@ -83,7 +84,7 @@ class PipelineAdapter(Adapter):
     ) -> None:
         super().__init__(device, dtype, precision)
         self.pipeline, self.options = pipeline, options
-        self._decoder: Decoder | None = None
+        self._decoder: Decoder | CpuDecoder | None = None
         self.max_tokens = self.text_tokens if max_sequence_length is None else max_sequence_length
         self.truncate_prompts = truncate_prompts
         if self.max_tokens > self.text_tokens_most:
@@ -91,6 +92,8 @@ class PipelineAdapter(Adapter):
         self._place(offload_encoders, denoiser_on_cpu)
         self.side, self._latent_shape = self._shape_for(resolution)
         self.lora_targets = self.targets_in(n for n, _ in self.transformer.named_parameters())
+        if self.low_on_cpu:
+            cpu.make_fast(self.transformer)
         if gradient_checkpointing:
             self.transformer.enable_gradient_checkpointing()
         weights = sum(p.numel() for p in self.transformer.parameters())
@@ -213,11 +216,12 @@ class PipelineAdapter(Adapter):
         return default if resolution is None else resolution
 
     def _decoded(self, latents: Tensor) -> Tensor:
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not self.low_on_cpu:
             decoded: Tensor = self.pipeline.vae.decode(latents, return_dict=False)[0]
             return decoded
         if self._decoder is None:
-            self._decoder = Decoder(self.pipeline.vae, lambda line: self.say(line))
+            make = CpuDecoder if self.low_on_cpu else Decoder
+            self._decoder = make(self.pipeline.vae, lambda line: self.say(line))
         return self._decoder(latents)
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from marble.errors import MarbleError
 from marble.rewards.ocr.engines import Line
 from marble.rewards.ocr.onnx_torch import TorchGraph
 from marble.rewards.ocr.text import normalise
+from marble.rewards.ocr.workers import Workers
 
 HEIGHT = 48  # of a line, as the recogniser was trained
 REMEMBERED = 4096  # texts a recogniser keeps
@@ -39,8 +40,8 @@ def model_file(pattern: str) -> Path:
     return found[-1]
 
 
-def open_session(file: Path, threads: int | None) -> Any:
-    """An onnxruntime session whose idle threads sleep: spinning starves others on the cores."""
+def open_session(file: Path) -> Any:
+    """An onnxruntime session of one thread: that of whoever calls it (`Workers`)."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -49,9 +50,7 @@ def open_session(file: Path, threads: int | None) -> Any:
         ) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = threads or torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.intra_op_num_threads = 1
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -70,14 +69,14 @@ class Recogniser:
         self,
         model: Path | None = None,
         threads: int | None = None,
-        batch: int = 64,
+        batch: int = 8,
         device: torch.device | None = None,
     ) -> None:
         file = model or model_file("*rec*.onnx")
         self.device = device or torch.device("cpu")
         self.graph = self.session = None
         if not _by_torch(self.device):
-            self.session = open_session(file, threads)
+            self.session = open_session(file)
             self.input = self.session.get_inputs()[0].name
             characters = self.session.get_modelmeta().custom_metadata_map.get("character")
         else:
@@ -87,6 +86,7 @@ class Recogniser:
             raise MarbleError("this recognition model does not carry its character set")
         self.characters = ["", *characters.splitlines(), " "]
         self.batch = batch
+        self._workers = Workers(threads or torch.get_num_threads())
         columns: dict[str, list[int]] = {}
         for index, character in enumerate(self.characters):
             columns.setdefault(normalise(character), []).append(index)
@@ -119,21 +119,31 @@ class Recogniser:
 
     def _run(self, lines: torch.Tensor, probabilities: bool) -> list[Line]:
         out: list[Line] = []
-        for part in lines.split(self.batch):
-            pixels = (part.flip(1) / 127.5 - 1).contiguous()  # trained on BGR
-            values, bests = self._forward(pixels)
-            for row, best in zip(values, bests):
-                out.append(Line(self._decode(best), row if probabilities else None))
+        at_once = (
+            self.batch if self.graph is not None else max(64, 2 * self.batch * self._workers.count)
+        )
+        for several in lines.split(at_once):
+            pixels = (several.flip(1) / 127.5 - 1).contiguous()  # trained on BGR
+            for values, bests in self._forward(pixels):
+                for row, best in zip(values, bests):
+                    out.append(Line(self._decode(best), row if probabilities else None))
         return out
 
-    def _forward(self, pixels: torch.Tensor) -> tuple[Any, np.ndarray]:
-        """Probabilities [n, T, C], left on the device where they are, and the best classes."""
+    def _forward(self, pixels: torch.Tensor) -> list[tuple[Any, np.ndarray]]:
+        """Probabilities [n, T, C], left on the device where they are, and the best classes; in
+        parts."""
         if self.session is not None:
-            values = self.session.run(None, {self.input: pixels.numpy()})[0]
-            return values, values.argmax(-1)
+            array = pixels.numpy()
+            starts = range(0, len(array), self.batch)
+            return self._workers.map(self._on_cpu, [array[i : i + self.batch] for i in starts])
         assert self.graph is not None
         found = self.graph(pixels)
-        return found, found.argmax(-1).cpu().numpy()
+        return [(found, found.argmax(-1).cpu().numpy())]
+
+    def _on_cpu(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self.session is not None
+        values = self.session.run(None, {self.input: pixels})[0]
+        return values, values.argmax(-1)
 
     def _recall(self, keys: list[bytes]) -> dict[bytes, str]:
         with self._lock:
@@ -183,7 +193,7 @@ def load_recogniser(
     with _lock:
         recogniser = _shared.get(key)
         if recogniser is None:
-            batch = 64 if device.type == "cpu" else 512
+            batch = 8 if device.type == "cpu" else 512  # of a CPU's cache, or a GPU's width
             recogniser = _shared[key] = Recogniser(file, threads, batch, device)
         return recogniser
 
@@ -231,7 +241,8 @@ class PPOCR:
         self.recogniser = load_recogniser(model, threads, device)
         self.indices_of = self.recogniser.indices_of
         file = Path(detector) if detector else model_file("*det*.onnx")
-        self.finder = LineFinder(open_session(file, threads), least_side, greatest_side)
+        workers = Workers(threads or torch.get_num_threads())
+        self.finder = LineFinder(open_session(file), least_side, greatest_side, workers)
 
     def read(self, images: torch.Tensor, *, probabilities: bool = False) -> list[list[Line]]:
         crops = self.finder(images.cpu())

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from marble.rewards.ocr.workers import Workers
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HEIGHT = 48
 STEP = 32  # sides of the detector's input, and widths of lines, are multiples of it
@@ -21,8 +23,10 @@ LEAST_BOX = 3  # px; smaller marks are noise
 class LineFinder:
     """uint8 ``[n, 3, H, W]`` → for each picture the crops of its lines, in reading order."""
 
-    def __init__(self, session: Any, least_side: int, greatest_side: int, batch: int = 16) -> None:
-        self.session, self.batch = session, batch
+    def __init__(
+        self, session: Any, least_side: int, greatest_side: int, workers: Workers, batch: int = 16
+    ) -> None:
+        self.session, self.workers, self.batch = session, workers, batch
         self.input = session.get_inputs()[0].name
         self.least_side, self.greatest_side = least_side, greatest_side
 
@@ -33,13 +37,12 @@ class LineFinder:
             images.float(), self._size(*images.shape[-2:]), mode="bilinear", antialias=True
         ).clamp(0, 255)
         out: list[list[torch.Tensor]] = []
-        for part in scaled.split(self.batch):
+        for part in scaled.split(max(self.batch, 2 * self.workers.count)):
             mean = torch.tensor(MEAN).view(1, 3, 1, 1)
             std = torch.tensor(STD).view(1, 3, 1, 1)
             pixels = ((part.flip(1) / 255 - mean) / std).contiguous().numpy()  # trained on BGR
-            maps = self.session.run(None, {self.input: pixels})[0][:, 0]
             arrays = part.round().byte().permute(0, 2, 3, 1).contiguous().numpy()
-            out += [self._lines(array, heat) for array, heat in zip(arrays, maps)]
+            out += self.workers.map(self._lines, list(zip(arrays, pixels)))
         return out
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
@@ -48,8 +51,9 @@ class LineFinder:
         scale = min(scale, self.greatest_side / max(height, width))
         return tuple(max(STEP, round(side * scale / STEP) * STEP) for side in (height, width))  # type: ignore[return-value]
 
-    def _lines(self, array: np.ndarray, heat: np.ndarray) -> list[torch.Tensor]:
-        boxes = find_boxes(heat)
+    def _lines(self, picture: tuple[np.ndarray, np.ndarray]) -> list[torch.Tensor]:
+        array, pixels = picture
+        boxes = find_boxes(self.session.run(None, {self.input: pixels[None]})[0][0, 0])
         return [cut_line(array, box) for box in sorted(boxes, key=_reading_order)]
 
 
