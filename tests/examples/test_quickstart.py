@@ -31,6 +31,7 @@ def test_it_runs_and_shows_what_it_promises(tmp_path, monkeypatch):
     said = "".join(o.get("text", "") for o in outputs)
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
     assert len(pictures) == 3
+    assert said.count("\n") < 150  # no frame of a live table stays
     assert "is ready: marble train" in said and "mean gain" in said and "warmth" in said
     assert "too few to say anything" in said  # two steps
     assert (tmp_path / "runs" / "warm" / "report.html").is_file()

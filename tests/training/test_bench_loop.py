@@ -52,10 +52,16 @@ def test_gradients_of_both_loops_agree(measured):
         assert errors[f"{name}, from fp32"] < 1e-4, name
 
 
-def test_a_quick_run_leaves_errors_and_waits_out(toy):
+def test_a_quick_run_is_of_our_loop_alone(toy, capsys):
     found = bench_loop(str(toy.recipe_file), [], device="cpu", repeats=1, quick=True)
-    assert found["complete"] and {"ratios", "parts"} <= set(found)
+    assert found["complete"]
     assert not {"gradient_errors", "host_waits"} & set(found)
+    assert set(found["steps"]) == {
+        "ours, weighted sum", "ours, MARBLE N = 10", "ours, MARBLE N = 1"
+    }  # fmt: skip
+    assert found["ratios"]["refresh by ordinary step, training"] > 0
+    show_loop(found)
+    assert "our loop" in capsys.readouterr().out
 
 
 def test_a_part_that_fails_is_told_and_the_rest_is_measured(toy, monkeypatch):

@@ -36,6 +36,11 @@ def test_plain_lines_without_a_terminal():
     assert len(lines) <= 3  # quiet: no line a step
 
 
+def test_a_notebook_gets_plain_lines(monkeypatch):
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert len(shown(terminal=True).strip().splitlines()) <= 3
+
+
 @pytest.mark.parametrize("width", [100, 80])
 def test_live_view_has_a_row_for_every_reward(width):
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(terminal=True, width=width))

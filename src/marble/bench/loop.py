@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ def bench_loop(
 
     The model has the recipe's true size; if its files are not here, its weights are random. What a
     run also keeps on the device (reward models, text encoders, latents) is taken as empty memory.
-    Rewards are not run: their seconds are those that `marble doctor` counts with. quick: without
-    the errors of gradients, the waits of the host and a second number of rewards.
+    Rewards are not run: their seconds are those that `marble doctor` counts with. quick: our
+    loop alone, times and memory, for a model that is too large for more.
     """
     if torch.cuda.is_available():  # both loops fill the memory: one's blocks must fit the other
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -63,9 +64,9 @@ def bench_loop(
     report = Report(out, say)
     report.note(**_about(recipe, on, memory_limit))
     with report.part("model"):
-        bench = Bench(recipe, on, repeats, report)
+        bench = Bench(recipe, on, repeats, report, alone=quick)
     if "model" not in report.found["failures"]:
-        bench.run(quick)
+        bench.run()
     report.note(complete=not report.found["failures"])
     return report.found
 
@@ -75,28 +76,42 @@ LARGE = 4_000_000_000
 
 
 class Bench:
-    def __init__(self, recipe: Recipe, device: torch.device, repeats: int, report: Report) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        repeats: int,
+        report: Report,
+        *,
+        alone: bool = False,
+    ) -> None:
         self.recipe, self.device, self.repeats, self.report = recipe, device, repeats, report
         pipeline, family = open_pipeline(recipe, device)
         options = _adapter_options(recipe, family, device)
         self.family, self.options, self.lora = family, options, recipe.model.lora
         if device.type == "cuda":
             pipeline.transformer.to(device)  # so that both loops have the same memory for it
-        public = public_adapter(family, copy_of(pipeline), options)
+        public = None if alone else public_adapter(family, copy_of(pipeline), options)
         ours = family.adapter(pipeline, **options)
-        for adapter in (public, ours):
+        adapters = [adapter for adapter in (public, ours) if adapter is not None]
+        for adapter in adapters:
             adapter.add_lora(self.lora.rank, self.lora.alpha, targets=self.lora.targets)
-        _same_weights(public, ours)
+        _same_weights(adapters)
         self.ballast = _ballast(recipe, device)
-        self.public = Side(public, recipe, batch=BATCH, drawn=BATCH)
         self.ours = Side(
             ours, recipe, batch=counts(recipe)[1].batch, drawn=recipe.rollout.batch_size
         )
-        self.sides = {"public": self.public, "ours": self.ours}
+        self.sides = {"ours": self.ours}
+        if public is not None:
+            self.sides = {"public": Side(public, recipe, batch=BATCH, drawn=BATCH), **self.sides}
         self.parts: dict[str, dict[str, float]] = {name: {} for name in self.sides}
         self.many: dict[str, float] = {}
 
-    def run(self, quick: bool = False) -> None:
+    @property
+    def public(self) -> Side:
+        return self.sides["public"]
+
+    def run(self) -> None:
         report = self.report
         with report.part("limit of the device"):
             report.note(limit=self._limit())
@@ -106,7 +121,7 @@ class Bench:
             self._training()
         with report.part("refresh"):
             self._refresh()
-        if not quick:
+        if "public" in self.sides:
             self._more()
         with report.part("memory"):
             self._memory()
@@ -134,7 +149,7 @@ class Bench:
         """FLOPs of a forward, and what the device does in a plain matrix product."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        side = self.public
+        side = self.ours
         cond = side.adapter.encode([side.texts[0]]).to(self.device)
         x = torch.zeros(1, *side.adapter.latent_shape, device=self.device)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -145,30 +160,31 @@ class Bench:
         }
 
     def _rollouts(self) -> None:
-        with self.public.drawing(), self.ours.drawing():
+        with ExitStack() as stack:
+            for side in self.sides.values():
+                stack.enter_context(side.drawing())
             for part in ("few steps", "sampling", "decoding"):
                 self._timed(part, {name: side.calls[part] for name, side in self.sides.items()})
-        for side in self.parts.values():  # of a step, and of what a batch needs once
-            few, more = side.pop("few steps"), side["sampling"]
-            side["sampling"] = max(0.0, more - few) / (STEPS - FEW)
-            side["batch"] = max(0.0, few - FEW * side["sampling"])
+        for found in self.parts.values():  # of a step, and of what a batch needs once
+            few, more = found.pop("few steps"), found["sampling"]
+            found["sampling"] = max(0.0, more - few) / (STEPS - FEW)
+            found["batch"] = max(0.0, few - FEW * found["sampling"])
         self.ours.merge()
         merged = milliseconds(self.ours.merge, self.device)
         self.parts["ours"]["merge"] = merged
         self.report.note(parts={"merge": {"ours": {"ms": merged}}})
 
     def _training(self) -> None:
-        public, ours = self.public, self.ours
-        sums = {name: side.weighted_sum() for name, side in self.sides.items()}
         calls = {
-            "public": public.step(sums["public"], pairs=2, kl=True),
-            "ours": ours.step(sums["ours"], pairs=2, kl=True),
+            name: side.step(side.weighted_sum(), pairs=2, kl=True)
+            for name, side in self.sides.items()
         }
         self._timed("kl", calls)
-        with switched_by_hand(public.adapter):
-            found = alternating({"public": calls["public"]}, self.repeats, self.device)
-        self.report.note(parts={"kl, adapters switched by hand": found})
-        calls["ours"] = ours.step(sums["ours"], pairs=2)
+        if "public" in calls:
+            with switched_by_hand(self.public.adapter):
+                found = alternating({"public": calls["public"]}, self.repeats, self.device)
+            self.report.note(parts={"kl, adapters switched by hand": found})
+        calls["ours"] = self.ours.step(self.ours.weighted_sum(), pairs=2)
         self._timed("plain", calls)
         for part in ("kl", "plain"):
             for side in self.parts.values():
@@ -245,12 +261,14 @@ class Bench:
         if self.device.type != "cuda":
             return
         peaks = {}
-        with self.public.drawing():
-            peaks["public, sampling"] = peak_gb(self.public.calls["sampling"], self.device)
-        call = self.public.step(self.public.weighted_sum(), kl=True)
-        peaks["public, training"] = peak_gb(call, self.device)
-        self.sides.pop("public")
-        del self.public, call
+        public = self.sides.pop("public", None)
+        if public is not None:
+            with public.drawing():
+                peaks["public, sampling"] = peak_gb(public.calls["sampling"], self.device)
+            call = public.step(public.weighted_sum(), kl=True)
+            peaks["public, training"] = peak_gb(call, self.device)
+            del call
+        del public
         clean()
         with ours.drawing():
             for part, call in ours.calls.items():
@@ -310,15 +328,15 @@ def _adapter_options(recipe: Recipe, family: type[Family], device: torch.device)
     }
 
 
-def _same_weights(public: Any, ours: Any) -> None:
+def _same_weights(adapters: Sequence[Any]) -> None:
     """LoRA weights away from the start, where half of the gradients are zero; v_old beside v_θ."""
     generator = torch.Generator().manual_seed(1)
     for name in ("default", "old"):
         values = {
             key: 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter)
-            for key, parameter in sorted(ours.lora_parameters(name).items())
+            for key, parameter in sorted(adapters[-1].lora_parameters(name).items())
         }
-        for adapter in (public, ours):
+        for adapter in adapters:
             adapter.load_lora_state(name, values)
 
 

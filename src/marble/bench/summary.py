@@ -32,9 +32,10 @@ def summary(
     """Whole steps, their speeds and ratios, from what was measured."""
     public, own = counts(recipe)
     scoring = reward_seconds(recipe)
-    slow = compose.step(parts["public"], public, refresh=False)
+    both = "public" in parts
+    slow = compose.step(parts["public"], public, refresh=False) if both else {}
     ordinary = compose.step(parts["ours"], own, refresh=False)
-    steps = {"public": slow, "ours, weighted sum": ordinary}
+    steps = {**({"public": slow} if both else {}), "ours, weighted sum": ordinary}
     if "recorded" in parts["ours"]:
         refresh = compose.step(parts["ours"], own, refresh=True)
         steps["ours, MARBLE N = 10"] = compose.mean_step(ordinary, refresh, 10)
@@ -43,12 +44,14 @@ def summary(
     rated = {name: row["pictures_per_gpu_second"] for name, row in speeds.items()}
     best = "ours, MARBLE N = 10" if "recorded" in parts["ours"] else "ours, weighted sum"
     trained = {name: compose.training_of(phases) for name, phases in steps.items()}
-    ratios = {
-        "pictures per second": rated[best] / rated["public"],
-        "training": trained["public"] / trained[best],
-        "sampling": slow["sampling"] / ordinary["sampling"],
-        "decoding": slow["decoding"] / ordinary["decoding"],
-    }
+    ratios = {}
+    if both:
+        ratios = {
+            "pictures per second": rated[best] / rated["public"],
+            "training": trained["public"] / trained[best],
+            "sampling": slow["sampling"] / ordinary["sampling"],
+            "decoding": slow["decoding"] / ordinary["decoding"],
+        }
     summed = trained["ours, weighted sum"]
     if "recorded" in parts["ours"]:
         for every in (10, 1):
@@ -107,7 +110,8 @@ def _use(
     forward = found["limit"]["forward_tflop_per_picture"]
     passes = {"sampling": 1, "plain": 3, "kl": 4, "recorded": 4}
     table: dict[str, Any] = {}
-    for (name, measured), count in zip(parts.items(), made):
+    for name, measured in parts.items():
+        count = made[0] if name == "public" else made[1]
         for part, number in passes.items():
             if measured.get(part, 0) <= 0 or (name, part) == ("public", "plain"):
                 continue

@@ -107,7 +107,7 @@ def loop(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Times and memory alone: no errors of gradients, no waits."),
+        typer.Option("--quick", help="Our loop alone, times and memory."),
     ] = False,
     device: Device = None,
     as_json: Json = False,

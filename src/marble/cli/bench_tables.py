@@ -89,7 +89,8 @@ def show_loop(result: dict[str, Any]) -> None:
     console = Console()
     steps = result.get("steps", {})
     if steps:
-        table = Table(title="the public loop and ours", box=None)
+        both = "public" in steps
+        table = Table(title="the public loop and ours" if both else "our loop", box=None)
         names = ("loop", "pictures/GPU-s", "with rewards", "sampling", "decoding", "training")
         for heading in names:
             table.add_column(heading, justify="left" if heading == "loop" else "right")

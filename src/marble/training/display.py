@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -63,6 +64,12 @@ class Clock:
         return max(0.0, each * (self.steps - self.done) - (time.monotonic() - self.at))
 
 
+def redraws(console: Console) -> bool:
+    """Whether lines can be drawn over. A notebook's `!command` has a terminal that cannot: every
+    frame would stay. Kernels have their parent's id in the environment."""
+    return console.is_terminal and "JPY_PARENT_PID" not in os.environ
+
+
 class Display:
     """Follows metric rows. Use as a context manager; `say` prints a line either way.
 
@@ -88,7 +95,7 @@ class Display:
             console=console,
         )
         self._task = self._progress.add_task("train", total=steps, completed=done, note="")
-        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._live = Live(console=console, refresh_per_second=4) if redraws(console) else None
 
     def __enter__(self) -> Display:
         if self._live is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from marble.recipe.notes import notes
 from marble.recipe.trust import remember
 from marble.training import fsdp, random_state, setup
 from marble.training.checkpoint import State, load_state
-from marble.training.display import Display
+from marble.training.display import Display, redraws
 from marble.training.folder import DISK_ERRORS
 from marble.training.guard import Diverged
 from marble.training.loop import Trainer
@@ -108,7 +109,8 @@ def _train(
     try:
         checkpoint = recorder.find_checkpoint(say) if resume else None
         state = processes.together(lambda: load_state(checkpoint)) if checkpoint else None
-        with console.status(f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"):
+        loading = f"loading {recipe.model.path} and {len(recipe.rewards.train)} rewards"
+        with console.status(loading) if redraws(console) else nullcontext():
             parts = processes.together(lambda: build(recipe, processes.device, processes.size))
             trainer = Trainer(recipe, parts, processes)
         parts.adapter.say = say
