@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from marble.evaluation import read_run
 
-SIDE, GAP, TEXT, MARGIN = 96, 6, 26, 64
+SIDE, GAP, TEXT, MARGIN, APART = 96, 6, 26, 64, 10
 FINE = Image.Resampling.LANCZOS
 
 
@@ -24,8 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("-o", "--out", type=Path, default=Path("docs/img/before_after.png"))
-    parser.add_argument("--columns", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=1, help="pairs of rows for each source")
+    parser.add_argument("--columns", type=int, default=4, help="prompts of each source")
     parser.add_argument("--label", default="trained", help="of the run's row")
     parser.add_argument(
         "--also", action="append", default=[], help="LABEL=FOLDER of `marble eval --out FOLDER`"
@@ -43,32 +42,38 @@ def main() -> None:
         label, _, folder = word.partition("=")
         samples = json.loads((Path(folder) / "index.json").read_text())["samples"]
         rows[label] = _files(Path(folder), samples)
-    blocks = []
-    for source in dict.fromkeys(entry["source"] for entry in after):
-        entries = [entry for entry in after if entry["source"] == source]
-        # Evenly spread over the file, not chosen by score.
-        count = args.columns * args.rows
-        chosen = [entries[i * len(entries) // count] for i in range(min(count, len(entries)))]
-        for start in range(0, len(chosen), args.columns):
-            blocks.append(chosen[start : start + args.columns])
-    width = MARGIN + args.columns * (SIDE + GAP)
-    height = len(rows) * (SIDE + GAP) + TEXT + GAP
-    sheet = Image.new("RGB", (width, len(blocks) * height), "white")
-    draw = ImageDraw.Draw(sheet)
-    font = ImageFont.load_default(10)
-    for b, block in enumerate(blocks):
-        for r, (label, files) in enumerate(rows.items()):
-            top = b * height + r * (SIDE + GAP)
-            draw.text((4, top + SIDE // 2), label, fill="black", font=font)
-            for column, entry in enumerate(block):
-                picture = Image.open(files[entry["id"]]).resize((SIDE, SIDE), FINE)
-                sheet.paste(picture, (MARGIN + column * (SIDE + GAP), top))
-        for column, entry in enumerate(block):
-            left, below = MARGIN + column * (SIDE + GAP), b * height + len(rows) * (SIDE + GAP)
-            _caption(draw, entry["prompt"], left, below, font)
+    sheet = drawn(rows, chosen(after, args.columns))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(args.out, optimize=True)
     print(args.out)
+
+
+def chosen(samples: list[dict[str, Any]], count: int) -> list[list[dict[str, Any]]]:
+    """So many samples of each source: evenly spread over the file, not chosen by score."""
+    found = []
+    for source in dict.fromkeys(entry["source"] for entry in samples):
+        entries = [entry for entry in samples if entry["source"] == source]
+        found.append([entries[i * len(entries) // count] for i in range(min(count, len(entries)))])
+    return found
+
+
+def drawn(rows: dict[str, dict[int, Path]], sources: list[list[dict[str, Any]]]) -> Image.Image:
+    """A row for each model, the sources side by side, prompts below."""
+    width = MARGIN + sum(len(entries) * (SIDE + GAP) + APART for entries in sources)
+    sheet = Image.new("RGB", (width, len(rows) * (SIDE + GAP) + TEXT + GAP), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(10)
+    for row, label in enumerate(rows):
+        draw.text((4, row * (SIDE + GAP) + SIDE // 2), label, fill="black", font=font)
+    left = MARGIN
+    for entries in sources:
+        for entry in entries:
+            for row, files in enumerate(rows.values()):
+                picture = Image.open(files[entry["id"]]).resize((SIDE, SIDE), FINE)
+                sheet.paste(picture, (left, row * (SIDE + GAP)))
+            _caption(draw, entry["prompt"], left, len(rows) * (SIDE + GAP), font)
+            left += SIDE + GAP
+        left += APART
+    return sheet
 
 
 def _files(folder: Path, samples: list[dict[str, Any]]) -> dict[int, Path]:
