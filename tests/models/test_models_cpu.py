@@ -93,6 +93,15 @@ def test_no_more_error_than_autocast(folder, randomise, autocast):
     assert error(drawn(fast), exact) < 1.3 * error(plain, exact)
 
 
+def test_a_model_whose_own_format_is_bf16(folder, randomise):
+    """Its norms have bf16 weights, and attention is fp32 all the same."""
+    adapter = load(str(folder), dtype="bf16")
+    adapter.add_lora(4, 8)
+    randomise(adapter, seed=1)
+    exact = velocity_and_gradient(passes(folder, randomise, "fp32"))[0]
+    assert 0 < error(velocity_and_gradient(adapter)[0], exact) < 0.05
+
+
 def test_equal_weights_give_equal_passes_in_training(folder, randomise):
     """v_θ with gradients, v_old without: the loss is about their difference."""
     adapter = passes(folder, randomise, "bf16")

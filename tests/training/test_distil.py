@@ -9,7 +9,9 @@ from _training_toy import randomise
 from marble.errors import MarbleError
 from marble.harmonise import RULES
 from marble.models import lora
+from marble.objectives import Point
 from marble.training import setup
+from marble.training.teachers import taught_velocity
 
 NAMES = ("red", "blue", "dark")
 
@@ -82,6 +84,23 @@ def test_gradient_is_that_of_matching_each_samples_teacher(trainer, teachers, st
     for name, p in run.parameters.items():
         torch.testing.assert_close(found[name], p.grad, atol=2e-4 * largest, rtol=1e-3)
     assert report.loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_compiled_model_is_asked_for_whole_micro_batches_and_says_the_same(trainer, teachers):
+    run = trainer(*words(teachers))
+    adapter, taught = run.adapter, ["teacher-red", "teacher-dark", "teacher-red", "teacher-blue"]
+    x = torch.randn(4, *adapter.latent_shape, generator=torch.Generator().manual_seed(0))
+    point, cond = Point(x, torch.linspace(0.2, 0.9, 4), x), adapter.encode(["a cat"] * 4)
+    sizes, velocity = [], adapter.velocity
+    adapter.velocity = lambda *given: sizes.append(len(given[0])) or velocity(*given)
+    with torch.no_grad():
+        parts = taught_velocity(adapter, point, cond, taught)
+        adapter.compiled = object()
+        whole = taught_velocity(adapter, point, cond, taught)
+    adapter.compiled = None
+    assert sizes == [2, 1, 1, 4, 4, 4]
+    torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-4)
+    assert (parts[0] - parts[1]).abs().max() > 1e-3
 
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(trainer, teachers):

@@ -135,8 +135,8 @@ class WideJointAttention:
         def heads(x: Tensor, norm: nn.Module | None = None) -> Tensor:
             x = x.unflatten(-1, (attn.heads, -1))
             if type(norm) is RMSNorm and norm.weight is not None and norm.bias is None:
-                normed: Tensor = WideRMSNorm.apply(x, norm.weight, norm.eps)
-                return normed.float()  # the base's weights may be bf16
+                normed: Tensor = WideRMSNorm.apply(x, norm.weight.float(), norm.eps)
+                return normed
             return (x if norm is None else norm(x)).float()
 
         x, text = hidden_states, encoder_hidden_states

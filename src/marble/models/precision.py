@@ -10,7 +10,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def computing_dtype(precision: str | None, dtype: str, device: torch.device) -> torch.dtype:
     """The format that `train.precision` asks for; None: the weights' own.
 
-    `auto` is bf16 on a CPU with instructions for it (a fifth faster there), else the weights' own.
+    `auto` is bf16 on a CPU with instructions for it (half as fast again: `cpu`), else the weights'
+    own.
     """
     if precision == "auto":
         precision = "bf16" if device.type == "cpu" and fast_bf16_on_cpu() else None

@@ -56,11 +56,11 @@ class Point:
     """Velocity of the rollout policy, where the objective's `policies` name it."""
     v_ref: Tensor | None = None
     """Velocity of the base, where this micro-batch has a KL term."""
-    v_teacher: Tensor | None = None
-    """Velocity of each sample's teacher, where the objective has `teachers`."""
     kl: float = 0.0
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the objective put there, first axis B."""
+    v_teacher: Tensor | None = None
+    """Velocity of each sample's teacher, where the objective has `teachers`."""
 
 
 @dataclass(frozen=True)
