@@ -157,3 +157,16 @@ def test_fp32_is_left_alone(folder, randomise):
     x, sigma, cond = point(adapter)
     with torch.no_grad(), adapter.using("old"):
         assert torch.equal(adapter.velocity(x, sigma, cond), drawn(adapter))
+
+
+def test_a_base_in_bf16_draws_and_trains(folder, randomise):
+    """Its norms have bf16 weights, too; attention takes query, key and value in one format."""
+    adapter = load(str(folder), precision="bf16", dtype="bf16")
+    adapter.add_lora(4, 8)
+    randomise(adapter, seed=1)
+    assert any(
+        type(getattr(m, "processor", None)) is cpu.WideJointAttention
+        for m in adapter.transformer.modules()
+    )
+    found, grad = velocity_and_gradient(adapter)
+    assert found.isfinite().all() and grad.isfinite().all() and grad.norm() > 0

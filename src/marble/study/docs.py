@@ -14,7 +14,6 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.study.across import KINDS
-from marble.study.measure import PICTURES
 from marble.study.write import (
     cell,
     markdown,
@@ -25,7 +24,7 @@ from marble.study.write import (
     to_json,
 )
 
-SHOWN = ["worst gain", "mean gain", "composite", "conflict", PICTURES]
+SHOWN = ["worst gain", "mean gain", "composite", "conflict"]
 """What a page shows of one setting; shares of specialists and the rest are in the stored table."""
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 
