@@ -76,7 +76,7 @@ def test_every_cell_can_be_balanced(name):
     optimizer = torch.optim.AdamW(adapter.lora_parameters().values())
     for recipe in recipes(name).values():
         if recipe.balance.progress.units == "std":  # ranges would load every reward
-            model = SimpleNamespace(transformer=adapter.transformer)
+            model = SimpleNamespace(transformer=adapter.transformer, sliders=None)
             assert build_balancer(recipe, model, optimizer).names == recipe.rewards.names
 
 
