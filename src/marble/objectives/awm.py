@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marble.objectives.base import Objective, Point, clipped, column, wide
+from marble.objectives.base import Point, clipped, column, wide
+from marble.objectives.matching import Matching
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AWM(Objective):
+class AWM(Matching):
     """Per sample ``ℓ = A·L⁺`` with ``L⁺ = mean((v_θ − (ε − x_0))²)``.
 
     Samples that score better than their group are learned as data are in pretraining, worse ones
@@ -23,14 +24,7 @@ class AWM(Objective):
         a = clipped(adv_KN, self.options.a_max)
         return a, 0 * a
 
-    def sides(self, v: Tensor, point: Point) -> tuple[Tensor, None]:
-        return self._error(v, point).square().flatten(1).mean(1), None
-
-    def cotangents(self, v: Tensor, point: Point) -> tuple[Tensor, None]:
-        error = self._error(v.detach(), point)
-        return error * (2.0 / error[0].numel()), None
-
-    def _error(self, v: Tensor, point: Point) -> Tensor:
+    def error(self, v: Tensor, point: Point) -> Tensor:
         dtype = wide(v)
         x_t, x_0 = point.x_t.to(dtype), point.x_0.to(dtype)
         t = column(point.t_B.to(dtype), x_0)
