@@ -74,7 +74,7 @@ class Model(Section):
         default=False,
         description="Recompute activations in backward: less memory, about a third slower.",
     )
-    compile: bool | Literal["auto"] = Field(
+    compile: Literal[True, False, "auto"] = Field(
         default="auto",
         description="torch.compile each transformer block, and replay a small model's passes as "
         "CUDA graphs; auto: when training on a GPU, blocks of 100 M weights or more in all.",
