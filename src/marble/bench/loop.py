@@ -29,10 +29,10 @@ from marble.bench.timing import (
 )
 from marble.duration import reward_seconds
 from marble.errors import MarbleError
-from marble.memory import estimate, of_size
+from marble.memory import estimate
 from marble.models.family import Family
 from marble.recipe import Recipe, load_recipe
-from marble.training.memory import fitted_batch
+from marble.training.memory import fitted
 from marble.training.processes import Processes
 
 
@@ -60,7 +60,7 @@ def bench_loop(
     if memory_limit is not None:
         _limit(memory_limit, on)
     recipe = load_recipe(name, overrides)
-    recipe = of_size(recipe, fitted_batch(recipe, on, 1))
+    recipe = fitted(recipe, on, 1)
     report = Report(out, say)
     report.note(**_about(recipe, on, memory_limit))
     with report.part("model"):
@@ -98,9 +98,8 @@ class Bench:
             adapter.add_lora(self.lora.rank, self.lora.alpha, targets=self.lora.targets)
         _same_weights(adapters)
         self.ballast = _ballast(recipe, device)
-        self.ours = Side(
-            ours, recipe, batch=counts(recipe)[1].batch, drawn=recipe.rollout.batch_size
-        )
+        own = counts(recipe)[1]
+        self.ours = Side(ours, recipe, batch=own.batch, drawn=own.rollout_batch)
         self.sides = {"ours": self.ours}
         if public is not None:
             self.sides = {"public": Side(public, recipe, batch=BATCH, drawn=BATCH), **self.sides}

@@ -109,6 +109,15 @@ class Adapter(ABC):
         """Writes a LoRA as the family's pipeline loads it."""
         lora.write_file(file, values, lora.config_of(self.transformer))
 
+    def decisions(self) -> dict[str, bool]:
+        """What the adapter has measured and decided by it, such that a resumed run must not decide
+        anew."""
+        return {}
+
+    def decide(self, decisions: Mapping[str, bool]) -> None:
+        """Takes over what `decisions` gave; names that mean nothing here are passed over."""
+        return None
+
     # ---- prompts ----------------------------------------------------------------------------
 
     def encode(self, prompts: Sequence[str]) -> Conditioning:

@@ -150,7 +150,11 @@ class Rollout(Section):
     guidance: Annotated[float, Field(ge=1)] = Field(
         default=1.0, description="Classifier-free guidance; 1 is none."
     )
-    batch_size: PositiveInt = Field(default=24, description="Pictures sampled at once on a device.")
+    batch_size: PositiveInt | None = Field(
+        default=24,
+        description="Pictures drawn at once on a device; null: as many as its memory holds, 36 at "
+        "most.",
+    )
     old_decay: OldDecay = Field(
         default=OldDecay(), description="How slowly the rollout policy follows."
     )

@@ -19,6 +19,7 @@ from marble.rewards import RewardLike, RewardSet
 from marble.rewards.guard import contained
 from marble.rewards.set import applicable
 from marble.training.dealing import batches, shares
+from marble.training.memory import fitted
 from marble.training.processes import Processes
 from marble.training.rollout import described, make_rollout
 
@@ -64,6 +65,7 @@ def evaluate_policy(
 ) -> Evaluation:
     """Draws every sample once, whatever the number of processes, and scores it."""
     started = time.perf_counter()
+    recipe = fitted(recipe, adapter.device, processes.size)
     sets = [r for r in rewards if r is not None]
     # With a sharded model all processes must draw equally often: a few samples are drawn twice.
     dealt = shares(samples, processes.size, whole_groups=any(r.compares for r in sets), even=True)
@@ -109,6 +111,7 @@ def _draw_and_score(
     """Scores by all rewards of `sets`, one below the other, and the pictures."""
     settings, rollout = recipe.eval, recipe.rollout
     size = settings.batch_size or rollout.batch_size
+    assert size is not None  # `evaluate_policy` has seen to it
     mine = make_rollout(
         adapter,
         sets[0],

@@ -23,7 +23,7 @@ from marble.training.checkpoint import State
 from marble.training.dealing import shares
 from marble.training.evaluate import evaluate_policy, meant_for
 from marble.training.guard import Guard
-from marble.training.memory import fitted_batch
+from marble.training.memory import fitted
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.paired import base_scores, choose, own_scores
 from marble.training.preferences import with_preferences
@@ -52,6 +52,8 @@ class Trainer:
     """Holds a run's state and takes its epochs; writing about it is `Recorder`'s work."""
 
     def __init__(self, recipe: Recipe, parts: Parts, processes: Processes) -> None:
+        recipe = fitted(recipe, processes.device, processes.size)
+        assert recipe.train.batch_size is not None
         self.recipe, self.parts, self.processes = recipe, parts, processes
         self.adapter, self.balancer = parts.adapter, parts.balancer
         self.parameters = parts.adapter.lora_parameters()
@@ -69,7 +71,7 @@ class Trainer:
         self.step = self.epoch = 0
         self.settings = Settings(
             seed=recipe.train.seed,
-            batch_size=fitted_batch(recipe, processes.device, processes.size),
+            batch_size=recipe.train.batch_size,
             pairs=self.balancer.objective.pairs(recipe),
             kl=recipe.objective.kl,
             kl_every=recipe.objective.kl_every,
@@ -169,6 +171,7 @@ class Trainer:
     def rollout(self, samples: list[Sample]) -> Rollout:
         """Pictures of this process's share of `samples`, drawn by the old policy, with scores."""
         settings = self.recipe.rollout
+        assert settings.batch_size is not None  # `fitted`
         return make_rollout(
             self.adapter,
             self.parts.rewards,
