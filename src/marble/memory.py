@@ -105,7 +105,7 @@ def _micro_batch(recipe: Recipe, memory_gb: float | None, processes: int) -> int
     if memory_gb is not None:
         one, two = (estimate(of_size(recipe, n)).phases["training"] for n in (1, 2))
         size = 1 + int(max(0.0, FILLED * memory_gb - one) / (two - one))
-    samples = -(-recipe.samples_per_epoch // recipe.train.steps_per_epoch // processes)
+    samples = -(-recipe.trained_per_epoch // recipe.train.steps_per_epoch // processes)
     size = _even(min(size, MOST, samples), samples)
     together = objective_class(recipe.objective.name).together
     return max(together, size // together * together)
@@ -179,6 +179,8 @@ def estimate(recipe: Recipe) -> Estimate:
     else:
         kept = cells * layers * (COMPILED if model.compile else ACTIVATION)
         beside = size * known.adapted(model.lora.targets)  # v_old's weights, `models.merge.beside`
+    # In fp8 the blocks' weights are there a second time, in one byte each.
+    in_fp8 = float(parts["transformer"]) if recipe.rollout.fp8 else 0.0
     scoring = _scoring(recipe)
     meanwhile = scoring if recipe.train.overlap_rewards else 0.0
     passes = 2 if recipe.rollout.guidance > 1 else 1  # with the prompt and without
@@ -187,8 +189,8 @@ def estimate(recipe: Recipe) -> Estimate:
     decoding = pixels * VAE_PIXEL
     phases = {
         "encoding prompts": base + ENCODING,  # offloaded encoders come layer by layer
-        "sampling": base + drawing + meanwhile,
-        "decoding": base + decoding + meanwhile,
+        "sampling": base + in_fp8 + drawing + meanwhile,
+        "decoding": base + in_fp8 + decoding + meanwhile,
         "rewards": base + scoring,
         "training": base
         + beside

@@ -226,6 +226,9 @@ class PipelineAdapter(Adapter):
             self._decoder = make(self.pipeline.vae, lambda line: self.say(line))
         return self._decoder(latents)
 
+    def blocks(self) -> list[nn.Module]:
+        return blocks(self.transformer)
+
     def decisions(self) -> dict[str, bool]:
         half = self._decoder.half if isinstance(self._decoder, Decoder) else None
         return {} if half is None else {HALF: half}

@@ -102,6 +102,8 @@ class Distil(Matching):
                     f"objective.teachers: reward '{name}' has none; give its specialist, e.g. "
                     f"{{{name}: runs/{name}}}"
                 )
+        if recipe.train.extremes < 1:
+            yield "train.extremes: objective distil trains on no advantages; set it to 1"
         if recipe.train.fsdp:
             yield (
                 "train.fsdp: with objective distil processes take different numbers of passes; "

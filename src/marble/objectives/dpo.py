@@ -87,8 +87,8 @@ class DPO(Objective):
         ):
             if value is not None and value % 2:
                 yield f"{key}: objective dpo compares pairs of pictures; give an even number"
-        if recipe.train.steps_per_epoch > recipe.samples_per_epoch // 2:
+        if recipe.train.steps_per_epoch > recipe.trained_per_epoch // 2:
             yield (
                 f"train.steps_per_epoch: {recipe.train.steps_per_epoch} steps cannot share "
-                f"{recipe.samples_per_epoch // 2} pairs"
+                f"{recipe.trained_per_epoch // 2} pairs"
             )

@@ -155,6 +155,11 @@ class Rollout(Section):
         description="Pictures drawn at once on a device; null: as many as its memory holds, 36 at "
         "most.",
     )
+    fp8: bool = Field(
+        default=False,
+        description="Multiply in fp8 while drawing, on a GPU that can (Ada, Hopper, Blackwell): "
+        "faster, and other pictures than in bf16.",
+    )
     old_decay: OldDecay = Field(
         default=OldDecay(), description="How slowly the rollout policy follows."
     )
@@ -206,6 +211,11 @@ class Train(Section):
         default=1, description="Optimiser steps an epoch's samples are split into."
     )
     inner_epochs: PositiveInt = Field(default=1, description="Passes over an epoch's samples.")
+    extremes: Fraction = Field(
+        default=1.0,
+        description="Part of a prompt's pictures trained on: those with the largest advantages. "
+        "Advantages are of all.",
+    )
     timesteps_fraction: Fraction = Field(
         default=0.99,
         description="Part of the sampling timesteps trained on, drawn anew for each sample.",

@@ -73,6 +73,7 @@ def make_rollout(
     pool: Executor | None,
     sde: SdeSettings | None = None,
     keep_path: bool = False,
+    fp8: bool = False,
 ) -> Rollout:
     """Samples under `policy`. With a `pool`, pictures are scored while the next are drawn.
 
@@ -89,7 +90,8 @@ def make_rollout(
     kept: list[dict[str, Tensor]] = []
     waiting = torch.zeros(0, dtype=torch.uint8)
     due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
-    with adapter.drawing(policy, steered=any(s.prefer is not None for s in samples)):
+    steered = any(s.prefer is not None for s in samples)
+    with adapter.drawing(policy, steered=steered, low=fp8):
         for start in range(0, len(samples), batch_size):
             part = samples[start : start + batch_size]
             chosen: str | Sde = sampler
