@@ -78,6 +78,9 @@ def test_only_the_window_has_noise_and_is_kept():
     x_0 = sampler(exact_velocity, noise, sigmas)
     path, first = sampler.kept["path"], sampler.kept["first"]
     assert path.shape == (4, 3, 3) and first[0] == first[1]
+    many = Sde(range(60), range(60), noise=0.7, window=2, keep=True)
+    many(exact_velocity, torch.zeros(60, 1), sigmas)
+    assert set(many.kept["first"].tolist()) == {0, 1, 2}  # of eight steps, the first four
     for i in range(4):
         x = noise[i : i + 1]
         for n in range(8):

@@ -55,8 +55,9 @@ def _squared_noise(sigma: Tensor, noise: float, top: float) -> Tensor:
 class Sde:
     """A sampler for some samples, whose noise comes from their seeds.
 
-    window: so many consecutive steps have noise, beginning at a step of the prompt's own; the
-        others are those of Euler's method. None: all steps.
+    window: so many consecutive steps of the first half have noise, beginning at a step of the
+        prompt's own; the others are those of Euler's method. What a picture is to be is decided
+        early: noise in later steps tells hardly any pictures apart. None: all steps.
     keep: remember the noisy steps, in `kept`.
     """
 
@@ -78,7 +79,7 @@ class Sde:
     def __call__(self, velocity: Velocity, x: Tensor, sigmas: Sequence[float]) -> Tensor:
         steps = len(sigmas) - 1
         width = min(self.window or steps, steps)
-        first = torch.tensor([_window_start(group, steps - width) for group in self.groups])
+        first = torch.tensor([_window_start(group, steps // 2 - width) for group in self.groups])
         before: list[Tensor] = []
         for number, (sigma, following) in enumerate(pairwise(sigmas)):
             before.append(x)
@@ -112,4 +113,4 @@ def _own_stream(seed: int) -> int:
 
 def _window_start(group: int, last: int) -> int:
     """All pictures of a prompt have noise in the same steps."""
-    return int(np.random.default_rng([group, 0x5DE]).integers(last + 1))
+    return int(np.random.default_rng([group, 0x5DE]).integers(max(0, last) + 1))
