@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class Options(ObjectiveOptions):
     kl: NonNegative = Field(
-        default=0.5,
+        default=0.2,
         description="Weight of ‖v_θ − v_old‖², outside the balance: beside the clip, what holds θ "
         "near the policy that draws.",
     )

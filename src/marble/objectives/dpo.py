@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class Options(ObjectiveOptions):
     kl: NonNegative = Field(
-        default=100.0,
+        default=40.0,
         description="Weight of ‖v_θ − v_old‖², outside the balance: what holds θ near v_old, "
         "where preferences alone do not.",
     )
