@@ -72,7 +72,7 @@ class GRPO(Clipped):
 
         from marble.objectives.points import steps_of
 
-        path, first = drawn.kept["path"], drawn.kept["first"]
+        path = drawn.kept["path"]
         noise = float(drawn.kept["noise"].flatten()[0]) if len(path) else 1.0
         order = torch.from_numpy(steps_of(drawn.samples, path.shape[1] - 1, seed, inner, count))
         levels = torch.cat([sigmas, sigmas.new_zeros(1)])
@@ -80,15 +80,14 @@ class GRPO(Clipped):
         def at(j: int, chosen: slice) -> Point:
             step = order[j, chosen]
             rows = torch.arange(len(path))[chosen]
-            number = first[chosen].cpu() + step
             kept = {
                 "taken": path[rows.to(path.device), (step + 1).to(path.device)],
-                "next": levels[number + 1],
+                "next": levels[step + 1],
                 "noise": torch.full((len(step),), noise, dtype=torch.float64),
                 "top": levels[1].expand(len(step)),
             }
             x = path[rows.to(path.device), step.to(path.device)]
-            return Point(x, levels[number].to(x), drawn.latents[chosen], kept=kept)
+            return Point(x, levels[step].to(x), drawn.latents[chosen], kept=kept)
 
         return at
 

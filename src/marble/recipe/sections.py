@@ -137,8 +137,7 @@ class Sde(Section):
     noise: Positive = Field(default=0.7, description="Noise level of a step.")
     window: PositiveInt | None = Field(
         default=None,
-        description="So many consecutive steps of the first half have noise, their beginning drawn "
-        "for each prompt; the others are Euler's. null: all steps.",
+        description="So many steps have noise, the first ones; the others are Euler's. null: all.",
     )
 
 

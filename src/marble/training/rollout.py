@@ -129,7 +129,6 @@ def make_rollout(
 def _sde(samples: Sequence[Sample], settings: SdeSettings, keep: bool) -> Sde:
     return Sde(
         [s.seed for s in samples],
-        [s.group for s in samples],
         noise=settings.noise,
         window=settings.window,
         keep=keep,
