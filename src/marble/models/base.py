@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from marble.errors import MarbleError
-from marble.models import cpu, lora, merge
+from marble.models import cpu, kernels, lora, merge
 from marble.models.compiling import SMALL, Compiled
 from marble.models.conditioning import Conditioning, PromptCache
 from marble.models.graphs import Graphs
@@ -218,6 +218,8 @@ class Adapter(ABC):
         if self.precision is not torch.float32:
             layers = [layer for _, layer in lora.lora_layers(self.transformer)]
             keep_low(self.transformer, layers, self.precision)
+        if self.device.type == "cuda":
+            kernels.make_fused(self.transformer)
 
     def add_sliders(self, sliders: Sliders) -> None:
         """Shares the LoRA's rank out among the sliders; needed for `preferring` and the export."""

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from marble.models import kernels
+
 LIMIT = 64
 """Programs per class of block. SD3.5 Medium has three makes of block (two attentions, one, the
 last one); each has four ways to run (merged or base, v_old, v_θ with gradients, recorded), at a
@@ -88,7 +90,9 @@ class Compiled:
             )
 
     def _call(self, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.mode == "off":
+        # Inside a dispatch mode (a FLOP counter, say) torch compiles nothing, and would leave the
+        # block uncompiled ever after.
+        if self.mode == "off" or torch._C._len_torch_dispatch_stack():
             self.eager += 1
             return type(block).forward(block, *args, **kwargs)
         if not self._started:
@@ -158,6 +162,7 @@ def _configure() -> None:
     """torch's settings for it, for the whole process."""
     from torch._dynamo import config as dynamo
     from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, LIMIT)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 8 * LIMIT)
@@ -166,6 +171,8 @@ def _configure() -> None:
         functorch.force_non_lazy_backward_lowering = True
     # A recorded pass has two backward passes: the first must leave saved tensors as they are.
     functorch.donated_buffer = False
+    if hasattr(inductor, "inductor_choices_class"):
+        inductor.inductor_choices_class = kernels.choices
     if os.environ.get(CACHE, _torch_s_choice()) == _torch_s_choice():
         os.environ[CACHE] = str(cache_folder())
 
