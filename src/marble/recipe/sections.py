@@ -129,13 +129,15 @@ class OldDecay(Section):
 
 
 class Sde(Section):
-    """Euler–Maruyama steps of the flow's reverse SDE, with diffusion g² = noise²·σ/(1−σ)."""
+    """Euler–Maruyama steps of the flow's reverse SDE, with diffusion g² = noise²·σ/(1−σ).
+
+    All pictures of a prompt begin at the same latents.
+    """
 
     noise: Positive = Field(default=0.7, description="Noise level of a step.")
     window: PositiveInt | None = Field(
         default=None,
-        description="So many consecutive steps have noise, where they begin drawn for each prompt; "
-        "the others are Euler's. null: all steps.",
+        description="So many steps have noise, the first ones; the others are Euler's. null: all.",
     )
 
 
