@@ -135,10 +135,25 @@ def test_begun_with_two_resumed_with_three(run):
     assert_same(run("one", 1), run("two then three", 2, 3))
 
 
-@pytest.mark.slow
-def test_the_extremes_are_those_of_all_processes(run):
-    few = ["train.extremes=0.4", "train.seed=1"]  # no pixel turns to its next value
-    assert_same(run("extremes", 1, overrides=few), run("extremes-two", 2, overrides=few))
+def test_the_extremes_are_those_of_all_processes(recipe, tmp_path):
+    """Two steps, before a pixel turns to the next of its 256 values."""
+    toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+    words = [toys, "eval.every=0", "eval.at_start=false", "train.steps=2", "train.extremes=0.4"]
+    for name, size in (("one", 1), ("two", 2)):
+        assert run_processes(size, recipe, tmp_path / name, *words) == [0] * size
+    for x, y in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        for key in (k for k in x if k.startswith(("alpha/", "reward/", "loss", "grad_norm/"))):
+            assert x[key] == pytest.approx(y[key], rel=1e-4), key
+    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+
+
+def apart(a, b):
+    """Squared distance of what two runs have learned, by its squared size."""
+    (one, _), (two, _) = final_state(a), final_state(b)
+    learned = [name for name in one if name.startswith("state/live") and ".lora_B." in name]
+    size = sum(float(one[name].square().sum()) for name in learned)
+    assert len(learned) > 5 and size > 0
+    return sum(float((one[name] - two[name]).square().sum()) for name in learned) / size
 
 
 def test_sharding_the_frozen_base_changes_nothing(run):
@@ -157,11 +172,7 @@ def test_sharded_blocks_are_compiled_and_change_nothing(recipe, tmp_path):
         assert y["compile/graphs"] > 0 and y["compile/breaks"] == y["compile/eager"] == 0
         for key in (k for k in x if k.startswith(("alpha/", "loss", "grad_norm/"))):
             assert x[key] == pytest.approx(y[key], rel=1e-4), key
-    (one, _), (two, _) = (final_state(tmp_path / name) for name in bodies)
-    learned = [name for name in one if name.startswith("state/live") and ".lora_B." in name]
-    size = sum(float(one[name].square().sum()) for name in learned)
-    apart = sum(float((one[name] - two[name]).square().sum()) for name in learned)
-    assert len(learned) > 5 and size > 0 and apart < 1e-6 * size
+    assert apart(tmp_path / "eager", tmp_path / "compiled") < 1e-6
 
 
 def test_a_sharded_base_is_held_once_among_the_processes(recipe, tmp_path):
