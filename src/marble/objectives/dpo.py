@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 class Options(ObjectiveOptions):
     kl: NonNegative = Field(
-        default=40.0,
+        default=10.0,
         description="Weight of ‖v_θ − v_old‖², outside the balance: what holds θ near v_old, "
         "where preferences alone do not.",
     )
     beta: Positive = Field(
-        default=200.0,
+        default=50.0,
         description="`dpo`: how soon a preference is satisfied as θ goes from v_old.",
     )
 
