@@ -1,6 +1,6 @@
 """Where a step's milliseconds go, before and after, from the JSON of `marble bench loop`.
 
-python scripts/loop_figure.py benchmarks/results/loop_sd35m_h200_2.json --out docs/img/loop.png
+python scripts/loop_figure.py benchmarks/results/loop_sd35m_h200.json --out docs/img/loop.png
 """
 
 from __future__ import annotations

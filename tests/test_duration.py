@@ -51,8 +51,8 @@ def test_gpu_constants_are_the_measured_ones():
 
 
 def test_compiled_constants_are_the_measured_ones():
-    """`marble bench loop` of both recipes; the first is the later, slower one of two runs."""
-    large, small = result("loop_sd35m_h200_2"), result("loop_sd35m_24gb_h200")
+    """`marble bench loop` of both recipes."""
+    large, small = result("loop_sd35m_h200"), result("loop_sd35m_24gb_h200")
     parts, batch = large["parts"], large["setup"]["ours"]["batch"]
     ms = {name: row["ours"]["ms"] for name, row in parts.items() if "ours" in row}
     near = {"rel": 0.02}

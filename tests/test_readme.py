@@ -101,7 +101,7 @@ def compared(row: str) -> list[str]:
 
 def test_the_comparison_has_the_measured_speed():
     gradients = json.loads((numbers().RESULTS / "sd35m_gradients.json").read_text())["ratios"]
-    loop = json.loads((numbers().RESULTS / "loop_sd35m_h200_2.json").read_text())
+    loop = json.loads((numbers().RESULTS / "loop_sd35m_h200.json").read_text())
     cells = compared("a step that solves")
     assert cells[3] == f"{gradients['retained K=5 / ordinary']:.1f}"
     assert cells[5] == f"{loop['ratios']['refresh by ordinary step, training']:.2f}"

@@ -13,21 +13,23 @@ from marble.bench.side import Side
 
 
 def gradient_errors(public: Side, ours: Side) -> dict[str, Any]:
-    """Relative: ours by the slow path's, beside two splits of the slow path.
+    """Relative: ours by the slow path's, beside other splits of the slow path, the farthest of them.
 
     `recorded`: the same direction put together from the K gradients of a refresh.
     """
     count = _count(ours)
-    split, other = min(BATCH, count), max(1, min(BATCH, count) * 2 // 3)
+    split = min(BATCH, count)
+    others = sorted({max(1, split * 2 // 3), max(1, split // 3), 1})
     first = _slow(public, count, split)
-    second = _slow(public, count, other)
+    apart = [_error(_slow(public, count, other), first) for other in others]
     fast, recorded = _fast(ours, count, False), _fast(ours, count, True)
     return {
-        "slow, another batch split": _error(second, first),
+        "slow, another batch split": max(apart),
         "fast": _error(fast, first),
         "fast, recorded": _error(recorded, first),
         "samples": count,
-        "splits": [split, other],
+        "splits": [split, *others],
+        "errors of splits": apart,
     }
 
 

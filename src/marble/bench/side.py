@@ -138,11 +138,11 @@ class Side:
         changed = changed.model_copy(update={"log": log})
         return build_balancer(changed, self.adapter, self.optimizer)
 
-    def marble(self, k: int | None = None) -> Balancer:
-        """Refreshes every step and records all of it; the recipe's rule where it solves."""
+    def marble(self, k: int | None = None, *, every: int = 1) -> Balancer:
+        """Refreshes, with all of a step recorded; the recipe's rule where it solves."""
         recipe = self.recipe if k is None else _with_rewards(self.recipe, k)
         method = {} if recipe.balance.uses_gram else {"method": "marble", "options": {}}
-        changed = _changed(recipe, every=1, probe=1.0, consolidate=0, **method)
+        changed = _changed(recipe, every=every, probe=1.0, consolidate=0, **method)
         return build_balancer(changed, self.adapter, self.optimizer)
 
     @property
