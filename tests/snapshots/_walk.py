@@ -86,7 +86,10 @@ def commands() -> list[Command]:
         Command("bench-gradients", "bench gradients --k 3 --repeats 1", 0, True, (80,)),
         Command("serve-wrong", "serve nothing", 2, widths=(None,)),
         Command("verb-wrong", "trian", 2),
-        Command("option-wrong", "train --steps 3", 2),
+        Command("option-wrong", "compare --steps 3", 2),
+        Command("option-field", "train --steps 3", 2, widths=(None,)),
+        Command("merge", "merge TRAINED TRAINED --out merged", widths=(None,)),
+        Command("merge-none", "merge nowhere --out merged", 2, widths=(None,)),
     ]
     return found
 
