@@ -152,6 +152,8 @@ def walked(results: Path = RESULTS) -> str:
         f"{result['python']}. Other programs used {others / seconds / result['cores']:.0%} of the "
         f"machine meanwhile."
     )
+    if result["steps"]:
+        about += f" Trainings had {result['steps']} steps, not the 55 of the recipe."
     return "\n".join([*lines, "", about.replace("%", " %")])
 
 

@@ -1,14 +1,14 @@
 """A fresh clone, README only: from nothing to a reward of one's own, and the time of each step.
 
-    python scripts/walk.py               # about half an hour on two cores; renews the table in docs
-    python scripts/walk.py --steps 5     # trainings of five steps: does it all work? renews nothing
+    python scripts/walk.py               # half an hour on two quiet cores; renews the table in docs
+    python scripts/walk.py --steps 3     # with trainings of three steps; the table says so
 
 The last commit is cloned into an empty folder, and the commands that README.md gives to a newcomer
 are run there in its order and by its words: `make train` with its installation into `.venv`, a
 picture, the files of the reward of one's own, two trainings with it, and the page that compares
 them. Home and environment are empty too, but for what finds packages (PATH, PIP_…, certificates).
 A step that does not leave what it should ends the walk. Left out: `make test`, and SD3.5, which
-needs a GPU. A whole walk goes to benchmarks/results/walk.json; scripts/readme_numbers.py shows it.
+needs a GPU. The times go to benchmarks/results/walk.json; scripts/readme_numbers.py shows them.
 """
 
 from __future__ import annotations
@@ -155,21 +155,19 @@ def main() -> None:
         walk.append(take(step, clone, home, folder / f"{number}.log"))
         print(f"{walk[-1].seconds:6.0f} s  {step.command} -> {walk[-1].left}", flush=True)
     print(f"{sum(taken.seconds for taken in walk):6.0f} s  in all")
-    if not options.steps:
-        head = subprocess.check_output(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=clone, text=True
-        )
-        result = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "commit": head.strip(),
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-            "walk": [asdict(taken) for taken in walk],
-        }
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
-        write = [clone / ".venv/bin/python", ROOT / "scripts" / "readme_numbers.py"]
-        subprocess.run(write, check=True)
-        print(f"{RESULT.relative_to(ROOT)} and the table in docs/studio.md are renewed")
+    ask = ["git", "rev-parse", "--short", "HEAD"]
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": subprocess.check_output(ask, cwd=clone, text=True).strip(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "steps": options.steps,
+        "walk": [asdict(taken) for taken in walk],
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    write = [clone / ".venv/bin/python", ROOT / "scripts" / "readme_numbers.py"]
+    subprocess.run(write, check=True)
+    print(f"{RESULT.relative_to(ROOT)} and the table in docs/studio.md are renewed")
     if not options.keep:
         shutil.rmtree(folder)
 
