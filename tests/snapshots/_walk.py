@@ -74,6 +74,7 @@ def commands() -> list[Command]:
         Command("report", "report marble -o page.html", widths=(None,)),
         Command("report-none", "report nowhere", 2, widths=(None,)),
         Command("eval", "eval TRAINED --device cpu", numbers=True),
+        Command("eval-studio", "eval base eval.prompts=1 train.precision=fp32", 0, True, (80,)),
         Command("eval-none", "eval nowhere", 2, widths=(None,)),
         Command("sample", "sample TRAINED cat --out drawn", widths=(None,)),
         Command("train", "train TOY train.steps=1 --out trained-NN --device cpu", 0, True, (None,)),
