@@ -167,6 +167,7 @@ BLOCKS = {
     (README, "days"): days,
     (README, "trained"): trained,
     (STUDIO, "trained"): trained_table,
+    (STUDIO, "walk"): walked,
     (DIAGNOSE, "diagnosis"): diagnosed,
 }
 
