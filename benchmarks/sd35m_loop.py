@@ -40,6 +40,7 @@ from marble.models.sd3 import SD3Adapter
 from marble.recipe import Recipe, load_recipe
 from marble.rewards import RewardSet
 from marble.training import loop, metrics, recorder, setup
+from marble.training.memory import fitted
 from marble.training.run import train
 from sd35m_folders import write_pipeline, write_prompts, write_rewards
 from sd35m_meter import Meter
@@ -177,7 +178,7 @@ def run(args: argparse.Namespace, root: Path, note: Callable[[dict[str, Any]], N
     lora = next((out / "checkpoints").glob("step-000005")) / "lora"
     known(exported_lora=stock_diffusers(root / "sd35m", lora, device, meter))
     _empty()
-    count = whole.rollout.batch_size
+    count = fitted(whole, device, 1).rollout.batch_size
     known(rewards_alone=rewards_alone(whole, meter, device, count))
     _empty()
     with meter("scores by batch size and device"):

@@ -143,7 +143,7 @@ def test_doctor_tells_hours_for_a_named_card():
     )
     assert four["memory"]["ok"] and "80 GB on each A100" in four["memory"]["found"]
     assert four["device"]["ok"]
-    small = lines("sd35m-5rewards", "--gpu", "a100-40")
+    small = lines("sd35m-5rewards", "--gpu", "rtx4090")
     assert not small["memory"]["ok"] and "to lower it" in small["memory"]["remedy"]
     here = lines("studio")["time"]["found"]
     assert "CPU cores" in here or "×" in here or "not known here" in here

@@ -117,7 +117,8 @@ def named_gpu(name: str) -> GPU:
 def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     """For `count` GPUs, or for `count` cores where `gpu` is None."""
     recipe = _fitting(recipe, gpu, count)
-    assert recipe.train.batch_size is not None
+    micro_batch, at_once = recipe.train.batch_size, recipe.rollout.batch_size
+    assert micro_batch is not None and at_once is not None
     measured = CPU_STUDIO if gpu is None else H200_COMPILED if _compiled(recipe) else H200_SD35M
     faster = count / CPU_CORES if gpu is None else count * gpu.tflops / GPUS["h200"].tflops
     scale = _size(recipe) / measured.size / faster
@@ -129,7 +130,7 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     call = CALL if gpu is not None else 0.0
 
     def drawn(number: int, sampling: int) -> float:
-        batches = math.ceil(number / recipe.rollout.batch_size / count)
+        batches = math.ceil(number / at_once / count)
         seconds = number * (sampling * passes * measured.forward + measured.decode) * scale
         return max(seconds, batches * sampling * passes * call)
 
@@ -139,8 +140,8 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
         scoring = max(0.0, scoring - rollout)
     pair = measured.checkpointed if recipe.model.gradient_checkpointing else measured.pair
     pair -= measured.reference * (1 - (recipe.objective.kl > 0) / recipe.objective.kl_every)
-    trained = pictures / recipe.train.steps_per_epoch
-    batches = math.ceil(trained / recipe.train.batch_size / count)
+    trained = recipe.trained_per_epoch / recipe.train.steps_per_epoch
+    batches = math.ceil(trained / micro_batch / count)
     training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)
     parts = {"rollout": rollout / steps, "rewards": scoring / steps, "training": training}
     balance = recipe.balance

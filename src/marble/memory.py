@@ -60,8 +60,11 @@ VAE_PIXEL = 3560.0
 """Bytes a pixel while the fp32 decoder works at full resolution."""
 FILLED = 0.85
 """Part of the memory that a micro-batch may fill by the estimate, which is off by some per cent."""
-USUAL, MOST = 9, 36
-"""Micro-batch where no memory is known, and the largest that gains anything."""
+FULL = 0.95
+"""Part that decoding may fill."""
+USUAL, DRAWN, MOST = 9, 24, 36
+"""Micro-batch and pictures drawn at once where no memory is known; the most of either that gains
+anything."""
 CUDA_CONTEXT = 0.9e9
 WORKSPACES = 0.3e9
 """Between the phases 12.43 GB stay allocated; 12.11 GB of them are counted one by one."""
@@ -84,34 +87,67 @@ class Estimate:
 
 
 def sized(recipe: Recipe, memory_gb: float | None, processes: int = 1) -> Recipe:
-    """The recipe with a micro-batch, where it leaves that to the device's memory.
+    """The recipe with a micro-batch and a number of pictures drawn at once, where it leaves these
+    to the device's memory.
 
-    One that divides a step's samples on a process, if there is such near the largest that fits: a
-    last micro-batch of another size would be compiled anew.
+    Each divides what a process has to do, if such a number is near the largest that fits: a last
+    batch of another size would be compiled anew, and has a device half empty.
     """
-    if recipe.train.batch_size is not None:
-        return recipe
+    if recipe.rollout.batch_size is None:
+        recipe = of_size(recipe, drawn=_drawn_at_once(recipe, memory_gb, processes))
+    if recipe.train.batch_size is None:
+        recipe = of_size(recipe, _micro_batch(recipe, memory_gb, processes))
+    return recipe
+
+
+def _micro_batch(recipe: Recipe, memory_gb: float | None, processes: int) -> int:
     size = USUAL
     if memory_gb is not None:
         one, two = (estimate(of_size(recipe, n)).phases["training"] for n in (1, 2))
         size = 1 + int(max(0.0, FILLED * memory_gb - one) / (two - one))
-    samples = -(-recipe.samples_per_epoch // recipe.train.steps_per_epoch // processes)
-    size = min(size, MOST, samples)
-    size = next((n for n in range(size, size // 2, -1) if samples % n == 0), size)
+    samples = -(-recipe.trained_per_epoch // recipe.train.steps_per_epoch // processes)
+    size = _even(min(size, MOST, samples), samples)
     together = objective_class(recipe.objective.name).together
-    return of_size(recipe, max(together, size // together * together))
+    return max(together, size // together * together)
 
 
-def of_size(recipe: Recipe, batch: int) -> Recipe:
-    """The recipe with micro-batches of this size."""
-    train = recipe.train.model_copy(update={"batch_size": batch})
-    return recipe.model_copy(update={"train": train})
+def _drawn_at_once(recipe: Recipe, memory_gb: float | None, processes: int) -> int:
+    samples = -(-recipe.samples_per_epoch // processes)
+    size = min(DRAWN if memory_gb is None else MOST, samples)
+    while memory_gb is not None and size > 1:
+        phases = estimate(of_size(recipe, drawn=size)).phases
+        # What decodes at once is bounded (`DECODE_PIXELS`), and less if it does so in fp16.
+        if phases["sampling"] <= FILLED * memory_gb and phases["decoding"] <= FULL * memory_gb:
+            break
+        size -= 1
+    return _even(size, samples)
+
+
+def _even(size: int, samples: int) -> int:
+    """The largest number above half of `size` that divides `samples`; else `size`."""
+    return next((n for n in range(size, size // 2, -1) if samples % n == 0), size)
+
+
+def of_size(recipe: Recipe, batch: int | None = None, *, drawn: int | None = None) -> Recipe:
+    """The recipe with micro-batches of this size, and so many pictures drawn at once."""
+    changed: dict[str, Any] = {}
+    if batch is not None:
+        changed["train"] = recipe.train.model_copy(update={"batch_size": batch})
+    if drawn is not None:
+        changed["rollout"] = recipe.rollout.model_copy(update={"batch_size": drawn})
+    return recipe.model_copy(update=changed)
+
+
+def batches(recipe: Recipe) -> tuple[int | None, int | None]:
+    """(micro-batch, pictures drawn at once)."""
+    return recipe.train.batch_size, recipe.rollout.batch_size
 
 
 def estimate(recipe: Recipe) -> Estimate:
     """Memory of the device that runs the recipe; of several, each holds its part of the latents."""
     recipe = sized(recipe, None)
-    assert recipe.train.batch_size is not None
+    drawn = recipe.rollout.batch_size
+    assert recipe.train.batch_size is not None and drawn is not None
     known = model_facts(recipe)
     model, k, parts = recipe.model, len(recipe.rewards.train), known.parts
     size = BYTES[model.dtype]
@@ -143,15 +179,18 @@ def estimate(recipe: Recipe) -> Estimate:
     else:
         kept = cells * layers * (COMPILED if model.compile else ACTIVATION)
         beside = size * known.adapted(model.lora.targets)  # v_old's weights, `models.merge.beside`
+    # In fp8 the blocks' weights are there a second time, in one byte each.
+    in_fp8 = float(parts["transformer"]) if recipe.rollout.fp8 else 0.0
     scoring = _scoring(recipe)
     meanwhile = scoring if recipe.train.overlap_rewards else 0.0
-    drawing = recipe.rollout.batch_size * cells * DRAWING
-    pixels = min(recipe.rollout.batch_size, max(1, DECODE_PIXELS // side**2)) * side**2
+    passes = 2 if recipe.rollout.guidance > 1 else 1  # with the prompt and without
+    drawing = drawn * passes * cells * DRAWING
+    pixels = min(drawn, max(1, DECODE_PIXELS // side**2)) * side**2
     decoding = pixels * VAE_PIXEL
     phases = {
         "encoding prompts": base + ENCODING,  # offloaded encoders come layer by layer
-        "sampling": base + drawing + meanwhile,
-        "decoding": base + decoding + meanwhile,
+        "sampling": base + in_fp8 + drawing + meanwhile,
+        "decoding": base + in_fp8 + decoding + meanwhile,
         "rewards": base + scoring,
         "training": base
         + beside
@@ -207,13 +246,13 @@ def disk_gb(recipe: Recipe) -> float:
 
 def _scoring(recipe: Recipe) -> float:
     """Of the reward that needs most: they work one after the other."""
-    biggest = 0.0
+    biggest, drawn = 0.0, recipe.rollout.batch_size or DRAWN
     for entry in (*recipe.rewards.train, *recipe.rewards.heldout):
         if not _models_of(entry):
             continue
         at_once = int(entry.options.get("batch_size", REWARD_BATCH.get(entry.reward, 64)))
         picture = DETECTOR_PICTURE if entry.reward == "geneval" else CLIP_PICTURE
-        biggest = max(biggest, min(at_once, recipe.rollout.batch_size) * picture)
+        biggest = max(biggest, min(at_once, drawn) * picture)
     return biggest
 
 

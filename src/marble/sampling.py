@@ -15,6 +15,7 @@ from marble.models.build import build_adapter, check_prompts
 from marble.models.lora import read_file
 from marble.models.sliders import sliders_of
 from marble.recipe import Recipe
+from marble.training.memory import fitted
 
 
 def load_policy(
@@ -77,6 +78,7 @@ def draw_prompts(
             raise MarbleError(f"prompt {prompt[:40]!r}…: {problem}")
     check_prompts(recipe, prompts)
     adapter = load_policy(recipe, lora, device, prefer)
+    recipe = fitted(recipe, adapter.device, 1)
     cond = adapter.encode(prompts)
     settings = recipe.rollout
     latents = adapter.sample(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo import config as dynamo
 from torch._dynamo.utils import counters
+from torch.utils.flop_counter import FlopCounterMode
 
 from marble.jacobian import Jacobian
 from marble.models import compiling, load, lora
@@ -91,6 +92,16 @@ def test_a_compiler_that_fails_is_said_once_and_counted():
     assert found.mode == "off" and found.counts["compile/eager"] == 4
     lines = [line for line in said if "without torch.compile" in line]
     assert len(lines) == 1 and "no compiler here" in lines[0] and "\n" not in lines[0]
+
+
+def test_a_pass_under_a_flop_counter_does_not_keep_later_ones_from_compiling():
+    block = Doubling()
+    found, _ = compiled([block])
+    with FlopCounterMode(display=False):
+        block(torch.ones(2))
+    assert found.counts == {"compile/graphs": 0, "compile/breaks": 0, "compile/eager": 1}
+    assert torch.equal(block(torch.ones(2)), torch.sin(torch.ones(2)) * 2)
+    assert found.counts == {"compile/graphs": 1, "compile/breaks": 0, "compile/eager": 1}
 
 
 def test_errors_of_the_block_itself_are_its_own():

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from marble.models import load
 from marble.models.decoding import SAME, Decoder, levels
+from marble.models.sd3 import SD3
 
 
 class Vae(nn.Module):
@@ -68,6 +70,28 @@ def test_a_decoder_that_cannot_is_left_in_fp32():
 
     vae = Stubborn()
     assert torch.equal(Decoder(vae, lambda line: None)(latents()), latents())
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_decision_that_is_given_is_not_made_again(half):
+    """Pictures that would decide otherwise: those of a resumed run must not."""
+    vae, said = Vae(*((3.0, 0.5) if half else (0.5, 0.5))), []
+    decode = Decoder(vae, said.append, half)
+    found = decode(latents())
+    assert decode.half is half and not said
+    assert bool((found != latents()).any()) == half
+
+
+def test_an_adapter_tells_what_it_decided_and_takes_it_over(tmp_path):
+    adapter = load(str(SD3.tiny(tmp_path)))
+    assert adapter.decisions() == {}
+    adapter.decide({"decoding in fp16": True, "of another version": True})
+    assert adapter.decisions() == {}  # a CPU decodes in fp32
+    adapter.device = torch.device("cuda")
+    for half in (False, True):
+        adapter.decide({"decoding in fp16": half})
+        assert adapter._decoded(torch.zeros(1, 4, 4, 4)).dtype == torch.float32
+        assert adapter.decisions() == {"decoding in fp16": half}
 
 
 def test_the_copy_has_no_encoder():

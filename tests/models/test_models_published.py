@@ -9,7 +9,7 @@ import transformers
 from _families import FAMILIES
 
 from marble.doctor import examine
-from marble.memory import estimate, model_facts
+from marble.memory import estimate, model_facts, sized
 from marble.recipe import list_recipes, load_recipe
 
 PUBLISHED = {hub_id: family for family in FAMILIES.values() for hub_id in family.published}
@@ -127,7 +127,7 @@ def test_a_recipe_fits_the_gpu_it_is_for(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     recipe = load_recipe(name)
     assert f"one GPU of {RECIPES[name]} GB" in recipe.description
-    assert estimate(recipe).peak < RECIPES[name]
+    assert estimate(sized(recipe, RECIPES[name])).peak < RECIPES[name]
     checks = {check.what: check for check in examine(name)}
     assert not checks["model"].ok and f"hf download {recipe.model.path}" in checks["model"].remedy
     assert "GB wanted" in checks["memory"].found
@@ -157,7 +157,8 @@ def test_the_page_tells_the_estimates_of_today():
             for side in (512, 1024)
         ]
         fits = ", ".join(str(size) for size in (24, 48, 80) if sides[0] < size) + " GB"
-        peak = estimate(recipe).peak
-        assert recipe.model.path == hub_id and peak < int(gpu.split()[0])
+        card = int(gpu.split()[0])
+        peak = estimate(sized(recipe, card)).peak
+        assert recipe.model.path == hub_id and peak < card
         told = [f"{model_facts(recipe).parts['transformer'] / 1e9:.1f}", f"{peak:.1f}"]
         assert [billions, needs, *rest] == [*told, *(f"{s:.1f}" for s in sides), fits]

@@ -22,7 +22,7 @@ def test_draws_the_flows_distribution(window):
     """Whatever noise is added, the reverse SDE ends where the flow does."""
     sigmas = torch.linspace(1, 0, 201).tolist()
     noise = torch.randn(6, 20_000, generator=torch.Generator().manual_seed(0))
-    sampler = Sde(range(6), range(6), noise=1.2, window=window)
+    sampler = Sde(range(6), noise=1.2, window=window)
     drawn = sampler(exact_velocity, noise, sigmas)
     assert abs(float(drawn.mean()) - MEAN) < 0.01
     assert abs(float(drawn.std()) - SPREAD) < 0.01
@@ -74,19 +74,19 @@ def test_slope_is_the_derivative_of_the_mean():
 def test_only_the_window_has_noise_and_is_kept():
     sigmas = torch.linspace(1, 0, 9).tolist()
     noise = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-    sampler = Sde([1, 2, 3, 4], [7, 7, 8, 9], noise=0.7, window=2, keep=True)
+    sampler = Sde([1, 2, 3, 4], noise=0.7, window=2, keep=True)
     x_0 = sampler(exact_velocity, noise, sigmas)
-    path, first = sampler.kept["path"], sampler.kept["first"]
-    assert path.shape == (4, 3, 3) and first[0] == first[1]
-    for i in range(4):
-        x = noise[i : i + 1]
-        for n in range(8):
-            level = torch.tensor([sigmas[n]])
-            if n == first[i]:
-                torch.testing.assert_close(path[i, 0], x[0])
-                x = path[i, 2:3]
-            elif not first[i] < n < first[i] + 2:
-                x = x + (sigmas[n + 1] - sigmas[n]) * exact_velocity(x, level)
-        torch.testing.assert_close(x_0[i], x[0])
-    alone = Sde([3], [8], noise=0.7, window=2)(exact_velocity, noise[2:3], sigmas)
+    path = sampler.kept["path"]
+    assert path.shape == (4, 3, 3)
+    torch.testing.assert_close(path[:, 0], noise)
+    x = path[:, 2]
+    for n in range(2, 8):
+        x = x + (sigmas[n + 1] - sigmas[n]) * exact_velocity(x, torch.full((4,), sigmas[n]))
+    torch.testing.assert_close(x_0, x)
+    for n in (0, 1):  # by more than the drift of Euler's step
+        straight = path[:, n] + (sigmas[n + 1] - sigmas[n]) * exact_velocity(
+            path[:, n], torch.full((4,), sigmas[n])
+        )
+        assert (path[:, n + 1] - straight).abs().min() > 0
+    alone = Sde([3], noise=0.7, window=2)(exact_velocity, noise[2:3], sigmas)
     torch.testing.assert_close(alone, x_0[2:3])  # whoever is drawn beside it

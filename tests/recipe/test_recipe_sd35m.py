@@ -78,7 +78,6 @@ def test_the_one_gpu_recipe_differs_only_in_what_saves_memory_or_time():
         "model.gradient_checkpointing",
         "rewards.train",
         "rewards.heldout",
-        "rollout.batch_size",
         "train.batch_size",
         "train.timesteps_fraction",
         "train.overlap_rewards",

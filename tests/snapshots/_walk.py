@@ -25,7 +25,7 @@ VERBS = (
     ),
     *("prompts", "recipes", "doctor", "bench"),
 )
-BENCHES = ("gradients", "solver", "train", "loop", "studio", "checkpoint")
+BENCHES = ("gradients", "solver", "train", "loop", "options", "studio", "checkpoint")
 WIDTHS = (80, 120, None)
 """Columns of the terminal; None: piped."""
 

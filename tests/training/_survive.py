@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 from marble.cli import main
 from marble.errors import MarbleError
+from marble.models import compiling
 from marble.models.sd3 import SD3
 from marble.recipe import Recipe, load_recipe
 from marble.training import setup
@@ -156,6 +157,13 @@ def run_to_end(recipe: str, out: str, overrides: Sequence[str] = (), resume: boo
     except MarbleError as error:
         print(f"marble: {error}", file=sys.stderr)
         os._exit(2)
+
+
+def run_compiled(recipe: str, out: str, overrides: Sequence[str], resume: bool) -> None:
+    """`run_to_end` with blocks that are traced and differentiated as on a GPU, but not translated:
+    that takes minutes."""
+    compiling.Compiled.__init__.__kwdefaults__["backend"] = "aot_eager"
+    run_to_end(recipe, out, [*overrides, "model.compile=true"], resume)
 
 
 def _cli(args: Sequence[str], said: str) -> None:

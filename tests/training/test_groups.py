@@ -134,7 +134,7 @@ class Drawing:
 
     prepare = encode
 
-    def drawing(self, policy, steered):
+    def drawing(self, policy, steered, low):
         return torch.no_grad()
 
     def preferring(self, weights):

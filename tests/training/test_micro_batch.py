@@ -1,11 +1,11 @@
-"""A micro-batch that the memory decides on: what fits, what a run keeps of it."""
+"""Batches that the memory decides on: what fits, what a run keeps of it."""
 
 import pytest
 import torch
 import yaml
 from rich.console import Console
 
-from marble.memory import FILLED, MOST, estimate, sized
+from marble.memory import DRAWN, FILLED, FULL, MOST, estimate, of_size, sized
 from marble.recipe import load_recipe
 from marble.training import memory
 from marble.training.run import train
@@ -14,7 +14,7 @@ BASE = "sd35m-5rewards"
 
 
 def batch(memory_gb, *overrides, processes=1, base=BASE):
-    recipe = load_recipe(base, ["train.batch_size=null", *overrides])
+    recipe = load_recipe(base, ["train.batch_size=null", "rollout.batch_size=8", *overrides])
     found = sized(recipe, memory_gb, processes)
     assert found.model_copy(update={"train": recipe.train}) == recipe  # nothing else changes
     return found
@@ -50,8 +50,45 @@ def test_pairs_of_pictures_stay_together():
 
 
 def test_a_number_of_ones_own_stays():
-    recipe = load_recipe(BASE, ["train.batch_size=7"])
+    recipe = load_recipe(BASE, ["train.batch_size=7", "rollout.batch_size=50"])
     assert sized(recipe, 1000.0) is recipe
+
+
+def drawn(memory_gb, *overrides, processes=1, base=BASE):
+    recipe = load_recipe(base, ["rollout.batch_size=null", "train.batch_size=1", *overrides])
+    found = sized(recipe, memory_gb, processes)
+    assert found.model_copy(update={"rollout": recipe.rollout}) == recipe
+    return found
+
+
+@pytest.mark.parametrize(
+    ("base", "memory_gb"), [(BASE, 40), (BASE, 46), ("flux2-klein-5rewards", 25.2)]
+)
+def test_pictures_drawn_at_once_fit_and_twice_as_many_would_not(base, memory_gb):
+    found = drawn(memory_gb, base=base)
+    phases, size = estimate(found).phases, found.rollout.batch_size
+    assert 1 < size < MOST and found.samples_per_epoch % size == 0
+    assert phases["sampling"] <= FILLED * memory_gb and phases["decoding"] <= FULL * memory_gb
+    more = estimate(of_size(found, drawn=2 * size + 1)).phases
+    assert more["sampling"] > FILLED * memory_gb or more["decoding"] > FULL * memory_gb
+
+
+def test_pictures_drawn_at_once_are_even_and_at_most_36():
+    assert drawn(141).rollout.batch_size == MOST  # 1152 pictures: 32 batches
+    assert drawn(141, processes=16).rollout.batch_size == 36  # 72 each
+    assert drawn(141, processes=11).rollout.batch_size == 35  # 105 each: three batches
+    assert drawn(141, processes=1152).rollout.batch_size == 1
+    assert drawn(None).rollout.batch_size == DRAWN == 24  # a CPU, or a model of unknown size
+    assert drawn(10).rollout.batch_size == 1
+
+
+def test_guidance_draws_with_the_prompt_and_without():
+    grown = []
+    for guidance in (1, 4):
+        recipe = load_recipe(BASE, [f"rollout.guidance={guidance}", "train.overlap_rewards=false"])
+        few, more = (estimate(of_size(recipe, 1, drawn=n)).phases["sampling"] for n in (9, 18))
+        grown.append(more - few)
+    assert grown[1] == pytest.approx(2 * grown[0]) and grown[0] > 0
 
 
 def test_a_gpu_that_is_shared_counts_as_its_part(monkeypatch):
@@ -70,23 +107,25 @@ def test_a_gpu_that_is_shared_counts_as_its_part(monkeypatch):
 def test_a_run_keeps_the_number_and_resumes_with_it(toy, tmp_path, monkeypatch):
     """Resumed where the memory would say another number: the weights are those of one whole run."""
     console = Console(record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    free = ["train.batch_size=null", "train.checkpoint_every=1"]
-    monkeypatch.setattr(memory, "sized", lambda recipe, *_: replace_batch(recipe, 4))
+    free = ["train.batch_size=null", "rollout.batch_size=null", "train.checkpoint_every=1"]
+    monkeypatch.setattr(memory, "sized", lambda recipe, *_: replace_batch(recipe, 4, 3))
     train(toy.recipe(*free), tmp_path / "run", device="cpu", console=console)
-    assert "train.batch_size: 4 samples per micro-batch" in console.export_text()
+    said = console.export_text()
+    assert "train.batch_size: 4 samples per micro-batch, by the memory" in said
+    assert "rollout.batch_size: 3 pictures drawn at once, by the memory" in said
     kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert kept["train"]["batch_size"] == 4
-    monkeypatch.setattr(memory, "sized", lambda recipe, *_: replace_batch(recipe, 2))
+    assert kept["train"]["batch_size"] == 4 and kept["rollout"]["batch_size"] == 3
+    monkeypatch.setattr(memory, "sized", lambda recipe, *_: replace_batch(recipe, 2, 5))
     again = load_recipe(str(tmp_path / "run" / "config.yaml"), ["train.steps=3"])
-    assert again.train.batch_size == 4
+    assert again.train.batch_size == 4 and again.rollout.batch_size == 3
     train(again, tmp_path / "run", device="cpu", resume=True, console=console)
-    whole = toy.recipe("train.batch_size=4", "train.steps=3", "train.checkpoint_every=1")
+    fixed = ["train.batch_size=4", "rollout.batch_size=3"]
+    whole = toy.recipe(*fixed, "train.steps=3", "train.checkpoint_every=1")
     train(whole, tmp_path / "whole", device="cpu", console=console)
     lora = "checkpoints/step-000003/lora/pytorch_lora_weights.safetensors"
     assert (tmp_path / "run" / lora).read_bytes() == (tmp_path / "whole" / lora).read_bytes()
 
 
-def replace_batch(recipe, size):
-    if recipe.train.batch_size is not None:
-        return recipe
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_size": size})})
+def replace_batch(recipe, size, drawn):
+    given = recipe.train.batch_size, recipe.rollout.batch_size
+    return of_size(recipe, given[0] or size, drawn=given[1] or drawn)

@@ -78,6 +78,9 @@ def test_stopped_and_resumed_is_the_unbroken_run(recipe, tmp_path, name):
     assert len(table) == 4 and not any(row["skipped"] for row in table)
     assert all(row["loss"] is not None for row in table)
     assert {row["alpha_raw/red"] for row in table} != {1 / 3}
+    if name in ("awm", "dpo"):  # the KL is to v_old, not to the base
+        assert all(row["kl"] == pytest.approx(row["old_deviation"], rel=1e-5) for row in table[1:])
+        assert table[-1]["kl"] > 0
     moved = max(float(t.abs().max()) for k, t in whole.items() if ".lora_B." in k)
     assert moved > 1e-4
 
@@ -149,3 +152,19 @@ def test_paired_base_samples_share_the_noise_of_the_rollout(recipe):
     drawn = epoch.rollout.latents
     assert counted[1] == pytest.approx(2e-9 * drawn.nbytes)
     assert counted[0] - counted[1] == pytest.approx(2e-9 * path.nbytes)
+
+
+def test_a_sampler_with_noise_begins_a_prompts_pictures_at_the_same_latents(recipe):
+    """What differs between them is then the noise of their steps; other prompts begin elsewhere."""
+    toys = rewards_override(recipe.parent / "toys.py", "red")
+    loaded = load_recipe(str(recipe), [*GRPO, toys])
+    processes = Processes("cpu")
+    trainer = Trainer(loaded, setup.build(loaded, processes.device), processes)
+    epoch = trainer.draw(trainer._sampler().epoch(0))
+    trainer.close()
+    groups = torch.tensor([s.group for s in epoch.samples])
+    path = epoch.rollout.kept["path"].flatten(2)
+    same = groups[:, None] == groups[None]
+    assert torch.equal((path[:, None, 0] == path[None, :, 0]).all(-1), same)
+    apart = (path[:, None, -1] == path[None, :, -1]).all(-1)
+    assert torch.equal(apart, torch.eye(len(groups), dtype=torch.bool))

@@ -13,7 +13,9 @@ from _survive import (
     rewards_override,
     rows,
     run_commands,
+    run_compiled,
     run_processes,
+    run_to_end,
 )
 
 from marble.errors import MarbleError
@@ -133,9 +135,44 @@ def test_begun_with_two_resumed_with_three(run):
     assert_same(run("one", 1), run("two then three", 2, 3))
 
 
+def test_the_extremes_are_those_of_all_processes(recipe, tmp_path):
+    """Two steps, before a pixel turns to the next of its 256 values."""
+    toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+    words = [toys, "eval.every=0", "eval.at_start=false", "train.steps=2", "train.extremes=0.4"]
+    for name, size in (("one", 1), ("two", 2)):
+        assert run_processes(size, recipe, tmp_path / name, *words) == [0] * size
+    for x, y in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        for key in (k for k in x if k.startswith(("alpha/", "reward/", "loss", "grad_norm/"))):
+            assert x[key] == pytest.approx(y[key], rel=1e-4), key
+    assert apart(tmp_path / "one", tmp_path / "two") < 1e-6
+
+
+def apart(a, b):
+    """Squared distance of what two runs have learned, by its squared size."""
+    (one, _), (two, _) = final_state(a), final_state(b)
+    learned = [name for name in one if name.startswith("state/live") and ".lora_B." in name]
+    size = sum(float(one[name].square().sum()) for name in learned)
+    assert len(learned) > 5 and size > 0
+    return sum(float((one[name] - two[name]).square().sum()) for name in learned) / size
+
+
 def test_sharding_the_frozen_base_changes_nothing(run):
     sharded = run("fsdp", 2, overrides=["train.fsdp=true"])
     assert_same(run("one", 1), sharded)
+
+
+@pytest.mark.slow  # tracing takes a minute
+def test_sharded_blocks_are_compiled_and_change_nothing(recipe, tmp_path):
+    toys = rewards_override(recipe.parent / "toys.py", "red", "blue", "dark")
+    words = [toys, "eval.every=0", "eval.at_start=false", "train.steps=4", "train.fsdp=true"]
+    bodies = {"eager": run_to_end, "compiled": run_compiled}
+    for name, body in bodies.items():
+        assert run_processes(2, recipe, tmp_path / name, *words, body=body) == [0, 0]
+    for x, y in zip(rows(tmp_path / "eager"), rows(tmp_path / "compiled"), strict=True):
+        assert y["compile/graphs"] > 0 and y["compile/breaks"] == y["compile/eager"] == 0
+        for key in (k for k in x if k.startswith(("alpha/", "loss", "grad_norm/"))):
+            assert x[key] == pytest.approx(y[key], rel=1e-4), key
+    assert apart(tmp_path / "eager", tmp_path / "compiled") < 1e-6
 
 
 def test_a_sharded_base_is_held_once_among_the_processes(recipe, tmp_path):
@@ -157,7 +194,7 @@ def test_sharding_says_what_it_cannot_do(recipe):
     for overrides, message in (
         (["data.prompts_per_epoch=1", "data.images_per_prompt=5"], "must divide by 2 processes"),
         (["train.steps_per_epoch=2"], "train.steps_per_epoch=1"),
-        (["model.compile=true"], "model.compile"),
+        (["train.extremes=0.5"], "train.extremes=1"),
     ):
         chosen = load_recipe(str(recipe), ["train.fsdp=true", *overrides])
         fsdp.check(chosen, 1)

@@ -181,7 +181,8 @@ class Balancer:
         """
         adv = batch.adv
         counts_K = adv.counts_K.valid.numpy()
-        self.harmoniser.observe(batch.means_K, batch.stds_K, counts_K, adv.adv_KN.numpy())
+        seen_KN = adv.adv_KN if batch.seen_KN is None else batch.seen_KN
+        self.harmoniser.observe(batch.means_K, batch.stds_K, counts_K, seen_KN.numpy())
         # At least one: a process without samples still joins the solve.
         recorded = self.harmoniser.probe_count(micro_batches) if self.measures(step) else 0
         if self.gradients.apart:  # the rest could not be told apart

@@ -23,6 +23,8 @@ class Batch:
     stds_K: np.ndarray
     prefer_KN: Tensor | None = None
     """How much each reward counts for each sample, on top of the method's coefficients."""
+    seen_KN: Tensor | None = None
+    """Advantages that rules observe, where these are of more samples than are trained on."""
 
     @property
     def size(self) -> int:
@@ -33,7 +35,11 @@ class Batch:
         a = self.adv
         part = Advantages(a.adv_KN[:, index], a.valid_KN[:, index], a.counts_K)
         prefer = None if self.prefer_KN is None else self.prefer_KN[:, index]
-        return Batch(part, self.merged_N[index], self.means_K, self.stds_K, prefer)
+        return replace(self, adv=part, merged_N=self.merged_N[index], prefer_KN=prefer)
+
+    def seen(self) -> Batch:
+        """The same samples, whose advantages are all observed whichever are selected."""
+        return replace(self, seen_KN=self.adv.adv_KN)
 
     def asking(self, adv_KN: Tensor) -> Batch:
         """The same samples with something else in place of their advantages."""

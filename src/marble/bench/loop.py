@@ -29,10 +29,10 @@ from marble.bench.timing import (
 )
 from marble.duration import reward_seconds
 from marble.errors import MarbleError
-from marble.memory import estimate, of_size
+from marble.memory import estimate
 from marble.models.family import Family
 from marble.recipe import Recipe, load_recipe
-from marble.training.memory import fitted_batch
+from marble.training.memory import fitted
 from marble.training.processes import Processes
 
 
@@ -60,9 +60,9 @@ def bench_loop(
     if memory_limit is not None:
         _limit(memory_limit, on)
     recipe = load_recipe(name, overrides)
-    recipe = of_size(recipe, fitted_batch(recipe, on, 1))
+    recipe = fitted(recipe, on, 1)
     report = Report(out, say)
-    report.note(**_about(recipe, on, memory_limit))
+    report.note(**about(recipe, on, memory_limit))
     with report.part("model"):
         bench = Bench(recipe, on, repeats, report, alone=quick)
     if "model" not in report.found["failures"]:
@@ -87,7 +87,7 @@ class Bench:
     ) -> None:
         self.recipe, self.device, self.repeats, self.report = recipe, device, repeats, report
         pipeline, family = open_pipeline(recipe, device)
-        options = _adapter_options(recipe, family, device)
+        options = adapter_options(recipe, family, device)
         self.family, self.options, self.lora = family, options, recipe.model.lora
         if device.type == "cuda":
             pipeline.transformer.to(device)  # so that both loops have the same memory for it
@@ -96,11 +96,10 @@ class Bench:
         adapters = [adapter for adapter in (public, ours) if adapter is not None]
         for adapter in adapters:
             adapter.add_lora(self.lora.rank, self.lora.alpha, targets=self.lora.targets)
-        _same_weights(adapters)
+        same_weights(adapters)
         self.ballast = _ballast(recipe, device)
-        self.ours = Side(
-            ours, recipe, batch=counts(recipe)[1].batch, drawn=recipe.rollout.batch_size
-        )
+        own = counts(recipe)[1]
+        self.ours = Side(ours, recipe, batch=own.batch, drawn=own.rollout_batch)
         self.sides = {"ours": self.ours}
         if public is not None:
             self.sides = {"public": Side(public, recipe, batch=BATCH, drawn=BATCH), **self.sides}
@@ -280,7 +279,7 @@ class Bench:
         self.report.note(peak_memory_gb=peaks)
 
 
-def _about(recipe: Recipe, device: torch.device, memory_limit: float | None) -> dict[str, Any]:
+def about(recipe: Recipe, device: torch.device, memory_limit: float | None) -> dict[str, Any]:
     import diffusers
     import peft
 
@@ -312,7 +311,7 @@ def _about(recipe: Recipe, device: torch.device, memory_limit: float | None) -> 
     }
 
 
-def _adapter_options(recipe: Recipe, family: type[Family], device: torch.device) -> dict[str, Any]:
+def adapter_options(recipe: Recipe, family: type[Family], device: torch.device) -> dict[str, Any]:
     """As `models.build` gives them to the recipe's adapter."""
     model = recipe.model
     return {
@@ -328,7 +327,7 @@ def _adapter_options(recipe: Recipe, family: type[Family], device: torch.device)
     }
 
 
-def _same_weights(adapters: Sequence[Any]) -> None:
+def same_weights(adapters: Sequence[Any]) -> None:
     """LoRA weights away from the start, where half of the gradients are zero; v_old beside v_θ."""
     generator = torch.Generator().manual_seed(1)
     for name in ("default", "old"):

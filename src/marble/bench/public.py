@@ -109,7 +109,7 @@ class _Public(PipelineAdapter):
             layer._active_adapter = [active]
 
     @contextmanager
-    def drawing(self, name: str, *, steered: bool = False) -> Iterator[None]:
+    def drawing(self, name: str, *, steered: bool = False, low: bool = False) -> Iterator[None]:
         with self.using(name):
             yield
 

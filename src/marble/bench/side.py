@@ -76,7 +76,7 @@ class Side:
     ) -> Callable[[], None]:
         """A call that takes the gradient of `pairs` micro-batches of the same samples."""
         count = samples or self.batch
-        part, rewards, groups = self._part(count, len(balancer.names))
+        part, rewards, groups = self.part(count, len(balancer.names))
         found = balancer.batch(rewards, groups)
         objective = self.recipe.objective
         settings = Settings(
@@ -96,7 +96,7 @@ class Side:
 
         return take
 
-    def _part(self, count: int, k: int) -> tuple[Part, Tensor, Tensor]:
+    def part(self, count: int, k: int) -> tuple[Part, Tensor, Tensor]:
         """Samples with random latents and rewards, the same for every loop."""
         generator = torch.Generator().manual_seed(3)
         prompts = [Prompt(text, "bench", {"source": "bench"}) for text in self.texts]

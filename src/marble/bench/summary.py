@@ -85,7 +85,7 @@ def counts(recipe: Recipe) -> tuple[Counts, Counts]:
     own = Counts(
         pictures,
         steps,
-        recipe.rollout.batch_size,
+        recipe.rollout.batch_size or BATCH,
         pairs,
         recipe.train.batch_size or BATCH,
         recipe.objective.kl_every if kl else 0,

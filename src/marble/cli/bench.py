@@ -148,6 +148,49 @@ def loop(
     )
 
 
+@app.command("options")
+def options(
+    words: RecipeWords = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file, written anew after every part.")
+    ] = None,
+    pictures: Annotated[int, typer.Option(help="Pictures drawn and trained on.", min=8)] = 16,
+    repeats: Annotated[int, typer.Option(help="Rounds; times are medians.", min=1)] = 3,
+    device: Device = None,
+    as_json: Json = False,
+    trust: Trust = False,
+) -> None:
+    """What options that trade exactness for speed change: fp8 rollouts, fewer steps, extremes.
+
+    The model has the recipe's size; if its files are not here, its weights are random. No reward
+    is run: gradients are those of random ones.
+
+    Examples:
+
+    - `marble bench options sd35m-5rewards --out options.json`
+
+    - `marble bench options studio --device cpu`
+    """
+    from marble.bench.options import bench_options
+
+    recipe, overrides = one_recipe(words)
+    _require_trust(recipe, overrides, trust)
+    device = check_device(device)
+    _give(
+        lambda: bench_options(
+            recipe or "studio",
+            overrides,
+            device=device,
+            pictures=pictures,
+            repeats=repeats,
+            out=out,
+            say=lambda text: typer.echo(text, err=True),
+        ),
+        bench_tables.show_options,
+        as_json,
+    )
+
+
 @app.command("studio")
 def studio(
     pictures: Annotated[int, typer.Option(help="Pictures a round.", min=1)] = 64,

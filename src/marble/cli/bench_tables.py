@@ -124,6 +124,58 @@ def show_loop(result: dict[str, Any]) -> None:
     )
 
 
+def show_options(result: dict[str, Any]) -> None:
+    console = Console()
+
+    def told(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    drawn: dict[str, dict[str, float]] = {}
+    for part in ("fp8", "steps"):
+        drawn |= result.get(part, {}).get("against", {})
+    if drawn:
+        table = Table(title="pictures, beside those of the recipe", box=None)
+        table.add_column("")
+        headings = ("mean levels", "99 % within", "≤ 1 level", "by another seed", "latents", "time")
+        for heading in headings:
+            table.add_column(heading, justify="right")
+        for name, row in drawn.items():
+            shown = [
+                f"{row['mean_levels']:.2f}",
+                f"{row['p99_levels']:.0f}",
+                f"{row['within_one_level']:.2%}",
+                f"{row['by_another_seed']:.3f}" if "by_another_seed" in row else "",
+                f"{row['latents']:.4f}",
+                f"{row['time']:.2f}" if "time" in row else "",
+            ]
+            table.add_row(name, *shown)
+        console.print(table)
+    low = result.get("fp8", {})
+    if "not measured" in low:
+        told(f"fp8 not measured: {low['not measured']}.")
+    elif low:
+        for name, errors in low["velocity_error"].items():
+            told(f"velocity, {name}: relative errors " + ", ".join(f"{e:.4f}" for e in errors))
+        told(f"fp8: {low['speed']:.2f} times bf16's sampling speed, {low['layers']} layers")
+    trained = result.get("extremes", {}).get("against", {})
+    if trained:
+        table = Table(title="gradients, beside that of all pictures", box=None)
+        table.add_column("")
+        for heading in ("cosine", "time"):
+            table.add_column(heading, justify="right")
+        for name, row in trained.items():
+            time = f"{row['time']:.2f}" if "time" in row else ""
+            table.add_row(name, f"{row['cosine']:.3f}", time)
+        console.print(table)
+    for name, (cause, *_) in result["failures"].items():
+        told(f"Not measured: {name} ({cause}).")
+    setup = result["setup"]
+    told(
+        f"Recipe {setup['recipe']}, {setup['pictures']} pictures; {result['device']}, torch "
+        f"{result['versions']['torch']}; {result['seconds']:.0f} s."
+    )
+
+
 def show_studio(result: dict[str, Any]) -> None:
     table = Table(title=f"{result['setup']['pictures']} pictures, drawn and scored", box=None)
     table.add_column("part")

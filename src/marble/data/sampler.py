@@ -30,6 +30,8 @@ class Sample:
     index: int
     prefer: tuple[float, ...] | None = None
     """Slider weights it is drawn and trained under, the same for the whole group; None: 1 each."""
+    start: int | None = None
+    """Seed of the group's common first latents, for samplers that add noise; None: `seed`."""
 
 
 def sample_seed(run_seed: int, index: int) -> int:
@@ -110,9 +112,11 @@ class GroupSampler:
         samples = []
         for place, which in enumerate(order):
             group = n * self.prompts_per_epoch + place
-            for member in range(self.images_per_prompt):
-                index = group * self.images_per_prompt + member
-                samples.append(Sample(chosen[which], group, sample_seed(self.seed, index), index))
+            first = group * self.images_per_prompt
+            start = sample_seed(self.seed, first)
+            for index in range(first, first + self.images_per_prompt):
+                seed = sample_seed(self.seed, index)
+                samples.append(Sample(chosen[which], group, seed, index, start=start))
         return samples
 
     def _counts(self, first: int, last: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from marble.errors import MarbleError
-from marble.models import cpu, lora, merge
+from marble.models import cpu, fp8, lora, merge
 from marble.models.compiling import SMALL, Compiled
 from marble.models.conditioning import Conditioning, PromptCache
 from marble.models.graphs import Graphs
@@ -108,6 +108,19 @@ class Adapter(ABC):
     def _write_lora(self, file: Path, values: Mapping[str, Tensor]) -> None:
         """Writes a LoRA as the family's pipeline loads it."""
         lora.write_file(file, values, lora.config_of(self.transformer))
+
+    def blocks(self) -> list[nn.Module]:
+        """The parts of the denoiser that repeat: where its weights are."""
+        return [self.transformer]
+
+    def decisions(self) -> dict[str, bool]:
+        """What the adapter has measured and decided by it, such that a resumed run must not decide
+        anew."""
+        return {}
+
+    def decide(self, decisions: Mapping[str, bool]) -> None:
+        """Takes over what `decisions` gave; names that mean nothing here are passed over."""
+        return None
 
     # ---- prompts ----------------------------------------------------------------------------
 
@@ -244,13 +257,14 @@ class Adapter(ABC):
         return lora.using(self.transformer, name)
 
     @contextmanager
-    def drawing(self, name: str, *, steered: bool = False) -> Iterator[None]:
+    def drawing(self, name: str, *, steered: bool = False, low: bool = False) -> Iterator[None]:
         """Context for drawing many pictures with `default`, `old` or `base`; nothing is trained in
         it. On a GPU, and in bf16 on a CPU, the LoRA is merged into the weights (`merge`), unless
         these are sharded or quantised; on a GPU passes of small models are replayed (`graphs`). In
         fp32 on a CPU pictures stay those of `using`, bit for bit.
 
         steered: samples have slider weights of their own (`preferring`), so nothing is merged.
+        low: the blocks' products are in fp8 (`fp8`), whose `check` comes first.
         """
         model = self.transformer
         gpu, plain = self.device.type == "cuda", name == lora.BASE or merge.mergeable(model)
@@ -258,6 +272,7 @@ class Adapter(ABC):
         with (
             merge.merged(model, name) if merges else self.using(name),
             cpu.drawing(model) if self.low_on_cpu else nullcontext(),
+            fp8.drawing(self.blocks()) if low else nullcontext(),
         ):
             if gpu and plain and self.replays and self.compiled is None and self._is_small():
                 self._graphs = Graphs(self.velocity, self.say)

@@ -45,7 +45,7 @@ def build_adapter(
     worth compiling for."""
     model = recipe.model
     choice = model.compile
-    if choice == "auto" and (denoiser_on_cpu or not training):
+    if choice == "auto" and not training:
         choice = False
     adapter = marble.models.load(
         model.path,

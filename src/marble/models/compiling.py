@@ -88,7 +88,9 @@ class Compiled:
             )
 
     def _call(self, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self.mode == "off":
+        # Inside a dispatch mode (a FLOP counter, say) torch compiles nothing, and would leave the
+        # block uncompiled ever after.
+        if self.mode == "off" or torch._C._len_torch_dispatch_stack():
             self.eager += 1
             return type(block).forward(block, *args, **kwargs)
         if not self._started:

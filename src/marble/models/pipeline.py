@@ -40,6 +40,8 @@ JOINT_ATTENTION = (
     "attn.to_add_out",
 )
 """Linears of attention over the picture's tokens and the text's."""
+HALF = "decoding in fp16"
+"""Name of a decision that a checkpoint keeps."""
 DECODE_PIXELS = 9 * 512 * 512
 """Decoded at once on a GPU, at most: the decoder works in fp32 at full resolution."""
 
@@ -223,6 +225,18 @@ class PipelineAdapter(Adapter):
             make = CpuDecoder if self.low_on_cpu else Decoder
             self._decoder = make(self.pipeline.vae, lambda line: self.say(line))
         return self._decoder(latents)
+
+    def blocks(self) -> list[nn.Module]:
+        return blocks(self.transformer)
+
+    def decisions(self) -> dict[str, bool]:
+        half = self._decoder.half if isinstance(self._decoder, Decoder) else None
+        return {} if half is None else {HALF: half}
+
+    def decide(self, decisions: Mapping[str, bool]) -> None:
+        if self.device.type != "cpu" and HALF in decisions:
+            vae, half = self.pipeline.vae, bool(decisions[HALF])
+            self._decoder = Decoder(vae, lambda line: self.say(line), half)
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:

@@ -55,50 +55,44 @@ def _squared_noise(sigma: Tensor, noise: float, top: float) -> Tensor:
 class Sde:
     """A sampler for some samples, whose noise comes from their seeds.
 
-    window: so many consecutive steps have noise, beginning at a step of the prompt's own; the
-        others are those of Euler's method. None: all steps.
+    window: so many steps have noise, the first ones; the others are those of Euler's method. What
+        a picture is to be is decided there: later noise tells hardly any pictures apart. None: all.
     keep: remember the noisy steps, in `kept`.
     """
 
     def __init__(
         self,
         seeds: Sequence[int],
-        groups: Sequence[int],
         *,
         noise: float,
         window: int | None = None,
         keep: bool = False,
     ) -> None:
-        self.groups, self.noise, self.window, self.keep = groups, noise, window, keep
+        self.noise, self.window, self.keep = noise, window, keep
         self._generators = [torch.Generator().manual_seed(_own_stream(seed)) for seed in seeds]
         self.kept: dict[str, Tensor] = {}
-        """`path` [n, w + 1, …]: x before and after each noisy step; `first` [n]: the first one's
-        number; `noise` [n]: the level a."""
+        """`path` [n, w + 1, …]: x before and after each noisy step; `noise` [n]: the level a."""
 
     def __call__(self, velocity: Velocity, x: Tensor, sigmas: Sequence[float]) -> Tensor:
         steps = len(sigmas) - 1
         width = min(self.window or steps, steps)
-        first = torch.tensor([_window_start(group, steps - width) for group in self.groups])
         before: list[Tensor] = []
         for number, (sigma, following) in enumerate(pairwise(sigmas)):
             before.append(x)
             level = torch.full((len(x),), sigma, dtype=torch.float32, device=x.device)
             v = velocity(x, level).float()
+            if number >= width:
+                x = x + (following - sigma) * v
+                continue
             mean, std = transition(
                 x, v, level, torch.full_like(level, following), self.noise, sigmas[1]
             )
             drawn = [torch.randn(x.shape[1:], generator=g) for g in self._generators]
-            noisy = x.new_tensor(((first <= number) & (number < first + width)).tolist())
-            column = (-1, *[1] * (x.dim() - 1))
-            moved = mean + std.view(column) * torch.stack(drawn).to(x)
-            x = torch.where(noisy.view(column) > 0, moved, x + (following - sigma) * v)
+            x = mean + std.view(-1, *[1] * (x.dim() - 1)) * torch.stack(drawn).to(x)
+        before.append(x)
         if self.keep:
-            path = torch.stack([*before, x], 1)
-            at = first[:, None] + torch.arange(width + 1)
-            rows = torch.arange(len(x))[:, None]
             self.kept = {
-                "path": path[rows.to(x.device), at.to(x.device)],
-                "first": first,
+                "path": torch.stack(before[: width + 1], 1),
                 "noise": torch.full((len(x),), self.noise, dtype=torch.float64),
             }
         return x
@@ -108,8 +102,3 @@ def _own_stream(seed: int) -> int:
     """Apart from the stream that the first noise comes from."""
     key = np.random.SeedSequence([seed, 0x5DE]).generate_state(1, np.uint64)
     return int(key[0] >> 1)
-
-
-def _window_start(group: int, last: int) -> int:
-    """All pictures of a prompt have noise in the same steps."""
-    return int(np.random.default_rng([group, 0x5DE]).integers(last + 1))

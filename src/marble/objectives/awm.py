@@ -1,32 +1,42 @@
-"""Advantage-weighted matching: the pretraining loss, weighted by advantages (arXiv 2509.25050)."""
+"""Advantage-weighted matching (arXiv 2509.25050): PPO's clipped ratio on the pretraining loss."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from marble.objectives.base import Point, clipped, column, wide
-from marble.objectives.matching import Matching
+from pydantic import Field
+
+from marble.objectives.base import ObjectiveOptions, Point
+from marble.objectives.matching import gain
+from marble.objectives.ratio import Clipped
+from marble.options import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class AWM(Matching):
-    """Per sample ``ℓ = A·L⁺`` with ``L⁺ = mean((v_θ − (ε − x_0))²)``.
+class Options(ObjectiveOptions):
+    kl: NonNegative = Field(
+        default=0.2,
+        description="Weight of ‖v_θ − v_old‖², outside the balance: beside the clip, what holds θ "
+        "near the policy that draws.",
+    )
+    clip: Positive = Field(default=0.01, description="`awm`: ratios count up to 1 ± this.")
+
+
+class AWM(Clipped):
+    """PPO's loss (see `Clipped`) with ``ρ = exp(t·(mean((v_old − u)²) − mean((v_θ − u)²)))``,
+    ``u = ε − x_0``: matching losses at noised pictures stand in for log-probabilities.
 
     Samples that score better than their group are learned as data are in pretraining, worse ones
-    unlearned. There is no second side, so that all K gradients take one backward pass.
+    unlearned. The squares grow without bound on the worse ones' side; the clip and the pull to
+    v_old keep that in check.
     """
 
     name = "awm"
+    Options: ClassVar[type[ObjectiveOptions]] = Options
+    anchor = "old"
 
-    def weights(self, adv_KN: Tensor) -> tuple[Tensor, Tensor]:
-        a = clipped(adv_KN, self.options.a_max)
-        return a, 0 * a
-
-    def error(self, v: Tensor, point: Point) -> Tensor:
-        dtype = wide(v)
-        x_t, x_0 = point.x_t.to(dtype), point.x_0.to(dtype)
-        t = column(point.t_B.to(dtype), x_0)
-        velocity = (x_t - x_0) / t if point.noise is None else point.noise.to(dtype) - x_0
-        return v.to(dtype) - velocity
+    def log_ratio(self, v: Tensor, point: Point) -> Tensor:
+        assert point.v_old is not None
+        return gain(v, point.v_old, point)

@@ -55,7 +55,7 @@ class Point:
     v_old: Tensor | None = None
     """Velocity of the rollout policy, where the objective's `policies` name it."""
     v_ref: Tensor | None = None
-    """Velocity of the base, where this micro-batch has a KL term."""
+    """Velocity of the objective's `anchor`, where this micro-batch has a KL term."""
     kl: float = 0.0
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the objective put there, first axis B."""
@@ -83,6 +83,8 @@ class Objective(ABC):
     Options: ClassVar[type[ObjectiveOptions]] = ObjectiveOptions
     policies: ClassVar[tuple[str, ...]] = ()
     """Frozen policies whose velocity the sides need, besides the KL's: `old`, `base`."""
+    anchor: ClassVar[Literal["base", "old"]] = "base"
+    """The policy that the KL holds θ to, as `point.v_ref`; `old` must be one of `policies`."""
     keeps_path: ClassVar[bool] = False
     """Whether a rollout must keep its steps (see `models.sde.Sde`), not only x_0."""
     common_pull: ClassVar[bool] = False

@@ -10,8 +10,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from marble.errors import MarbleError
-from marble.objectives.base import ObjectiveOptions, Point, wide
-from marble.objectives.matching import Matching
+from marble.objectives.base import Objective, ObjectiveOptions, Point, wide
 from marble.options import Name, NonNegative
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Options(ObjectiveOptions):
         return {name: str(Path(path).expanduser().absolute()) for name, path in teachers.items()}
 
 
-class Distil(Matching):
+class Distil(Objective):
     """Per sample ``ℓ = mean((v_θ − v_teacher)²)``, at noised pictures that the student drew itself.
 
     Every prompt has one teacher: that of the reward it is for, where there are rewards with
@@ -84,7 +83,14 @@ class Distil(Matching):
         a = 0 * adv_KN + 1
         return a, 0 * a
 
-    def error(self, v: Tensor, point: Point) -> Tensor:
+    def sides(self, v: Tensor, point: Point) -> tuple[Tensor, None]:
+        return self._error(v, point).square().flatten(1).mean(1), None
+
+    def cotangents(self, v: Tensor, point: Point) -> tuple[Tensor, None]:
+        error = self._error(v.detach(), point)
+        return error * (2.0 / error[0].numel()), None
+
+    def _error(self, v: Tensor, point: Point) -> Tensor:
         if point.v_teacher is None:
             raise MarbleError("distil: the point has no v_teacher; give the teacher's velocity.")
         dtype = wide(v)
@@ -102,6 +108,8 @@ class Distil(Matching):
                     f"objective.teachers: reward '{name}' has none; give its specialist, e.g. "
                     f"{{{name}: runs/{name}}}"
                 )
+        if recipe.train.extremes < 1:
+            yield "train.extremes: objective distil trains on no advantages; set it to 1"
         if recipe.train.fsdp:
             yield (
                 "train.fsdp: with objective distil processes take different numbers of passes; "

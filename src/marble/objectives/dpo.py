@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from marble.objectives.base import (
-    Drawn,
-    Objective,
-    ObjectiveOptions,
-    Point,
-    Points,
-    column,
-    wide,
-)
+from marble.objectives.base import Drawn, Objective, ObjectiveOptions, Point, Points
+from marble.objectives.matching import gain
 from marble.options import NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -25,27 +18,32 @@ if TYPE_CHECKING:
 
 class Options(ObjectiveOptions):
     kl: NonNegative = Field(
-        default=0.0,
-        description="Weight of ‖v_θ − v_ref‖², outside the balance; DPO itself holds to the base.",
+        default=40.0,
+        description="Weight of ‖v_θ − v_old‖², outside the balance: what holds θ near v_old, "
+        "where preferences alone do not.",
     )
     beta: Positive = Field(
-        default=1000.0, description="`dpo`: how far a preference may move the model off the base."
+        default=200.0,
+        description="`dpo`: how soon a preference is satisfied as θ goes from v_old.",
     )
 
 
 class DPO(Objective):
     """Per pair i, j of a prompt's pictures ``−log σ(±β(m_i − m_j))``, + where the reward prefers i.
 
-    ``m = mean((v_ref − u)²) − mean((v_θ − u)²)`` with ``u = ε − x_0``: how much better than the
-    base the model explains the picture. Both pictures have the same noise and timestep, and the
-    pair's loss each, so that the mean over pictures is the mean over pairs. Pairs are neighbours in
-    a prompt's samples, drawn from independent seeds; every reward has its own preference, none
-    where it scores both alike or does not apply.
+    ``m = t·(mean((v_old − u)²) − mean((v_θ − u)²))`` with ``u = ε − x_0``: how much better than the
+    reference the model explains the picture. The reference is v_old, which follows as slowly as
+    `rollout.old_decay` says (as in arXiv 2404.09656): pictures are new in every epoch, and against
+    a base that θ has left their margins would be large at random. Both pictures have the same noise
+    and timestep, and the pair's loss each, so that the mean over pictures is the mean over pairs.
+    Pairs are neighbours in a prompt's samples, drawn from independent seeds; every reward has its
+    own preference, none where it scores both alike or does not apply.
     """
 
     name = "dpo"
     Options: ClassVar[type[ObjectiveOptions]] = Options
-    policies = ("base",)
+    policies = ("old",)
+    anchor = "old"
     together = 2
 
     def weights(self, adv_KN: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,15 +56,8 @@ class DPO(Objective):
     def sides(self, v: Tensor, point: Point) -> tuple[Tensor, Tensor]:
         import torch
 
-        dtype = wide(v)
-        assert point.v_ref is not None
-        x_t, x_0 = point.x_t.to(dtype), point.x_0.to(dtype)
-        t = column(point.t_B.to(dtype), x_0)
-        u = (x_t - x_0) / t if point.noise is None else point.noise.to(dtype) - x_0
-        loss, base = (
-            (w.to(dtype) - u).square().flatten(1).mean(1) for w in (v, point.v_ref.detach())
-        )
-        margin = base - loss
+        assert point.v_old is not None
+        margin = gain(v, point.v_old, point)
         lead = self.options.beta * (margin[0::2] - margin[1::2])
         log_sigmoid = torch.nn.functional.logsigmoid
         plus, minus = (-log_sigmoid(sign * lead).repeat_interleave(2) for sign in (1, -1))
@@ -87,8 +78,8 @@ class DPO(Objective):
         ):
             if value is not None and value % 2:
                 yield f"{key}: objective dpo compares pairs of pictures; give an even number"
-        if recipe.train.steps_per_epoch > recipe.samples_per_epoch // 2:
+        if recipe.train.steps_per_epoch > recipe.trained_per_epoch // 2:
             yield (
                 f"train.steps_per_epoch: {recipe.train.steps_per_epoch} steps cannot share "
-                f"{recipe.samples_per_epoch // 2} pairs"
+                f"{recipe.trained_per_epoch // 2} pairs"
             )

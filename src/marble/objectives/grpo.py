@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from marble.objectives.base import (
-    Drawn,
-    Objective,
-    ObjectiveOptions,
-    Point,
-    Points,
-    clipped,
-    column,
-    wide,
-)
+from marble.objectives.base import Drawn, ObjectiveOptions, Point, Points, column, wide
+from marble.objectives.ratio import Clipped
 from marble.options import NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -29,30 +21,26 @@ class Options(ObjectiveOptions):
         description="Weight of the KL of a step to the base's, ‖μ_θ − μ_ref‖²/(2 std²).",
     )
     clip: Positive = Field(
-        default=1e-4, description="`grpo`: ratios count up to 1 ± this, per element of a sample."
+        default=4e-4, description="`grpo`: ratios count up to 1 ± this, per element of a sample."
     )
 
 
-class GRPO(Objective):
-    """Per step of a trajectory ``ℓ = −min(ρA, clip(ρ, 1 − ε, 1 + ε)A) = A⁺L⁺ + A⁻L⁻`` with
-    ``L⁺ = −min(ρ, 1 + ε)``, ``L⁻ = max(ρ, 1 − ε)``, ``A± = max(±A, 0)``.
+class GRPO(Clipped):
+    """PPO's loss (see `Clipped`) per step of a trajectory, with ρ the ratio of the probabilities
+    that v_θ and v_old, which drew the trajectory, give to the step taken.
 
-    ρ is the ratio of the probabilities that v_θ and v_old, which drew the trajectory, give to the
-    step taken; as published, its logarithm is the mean over the elements of a sample. Trained on
-    are the steps that had noise (`rollout.sde`), as many as `train.timesteps_fraction` says.
+    As published, its logarithm is the mean over the elements of a sample. It is then multiplied by
+    the step's std (as in arXiv 2508.04324): else its gradient goes like 1/std, and the last steps,
+    whose noise nobody sees, have the largest. Trained on are the steps that had noise
+    (`rollout.sde`), as many as `train.timesteps_fraction` says.
     """
 
     name = "grpo"
     Options: ClassVar[type[ObjectiveOptions]] = Options
-    policies = ("old",)
     keeps_path = True
 
-    def weights(self, adv_KN: Tensor) -> tuple[Tensor, Tensor]:
-        a = clipped(adv_KN, self.options.a_max)
-        return a.clamp_min(0.0), (-a).clamp_min(0.0)
-
     def log_ratio(self, v: Tensor, point: Point) -> Tensor:
-        """[B]: log of p_θ/p_old of the step taken, per element."""
+        """[B]: log of p_θ/p_old of the step taken, per element, times the step's std."""
         from marble.models.sde import log_density, transition
 
         dtype = wide(v)
@@ -63,11 +51,7 @@ class GRPO(Objective):
         for velocity in (v, point.v_old.detach()):
             mean, std = transition(x, velocity.to(dtype), sigma, following, noise, top)
             logs.append(log_density(taken, mean, std) / x[0].numel())
-        return logs[0] - logs[1]
-
-    def sides(self, v: Tensor, point: Point) -> tuple[Tensor, Tensor]:
-        ratio, clip = self.log_ratio(v, point).exp(), self.options.clip
-        return -ratio.clamp(max=1 + clip), ratio.clamp(min=1 - clip)
+        return std * (logs[0] - logs[1])
 
     def penalty(self, v: Tensor, point: Point, weight: float) -> tuple[Tensor, Tensor]:
         """KL(step under v_θ ‖ step under v_ref) per element: both have the same std."""
@@ -88,7 +72,7 @@ class GRPO(Objective):
 
         from marble.objectives.points import steps_of
 
-        path, first = drawn.kept["path"], drawn.kept["first"]
+        path = drawn.kept["path"]
         noise = float(drawn.kept["noise"].flatten()[0]) if len(path) else 1.0
         order = torch.from_numpy(steps_of(drawn.samples, path.shape[1] - 1, seed, inner, count))
         levels = torch.cat([sigmas, sigmas.new_zeros(1)])
@@ -96,15 +80,14 @@ class GRPO(Objective):
         def at(j: int, chosen: slice) -> Point:
             step = order[j, chosen]
             rows = torch.arange(len(path))[chosen]
-            number = first[chosen].cpu() + step
             kept = {
                 "taken": path[rows.to(path.device), (step + 1).to(path.device)],
-                "next": levels[number + 1],
+                "next": levels[step + 1],
                 "noise": torch.full((len(step),), noise, dtype=torch.float64),
                 "top": levels[1].expand(len(step)),
             }
             x = path[rows.to(path.device), step.to(path.device)]
-            return Point(x, levels[number].to(x), drawn.latents[chosen], kept=kept)
+            return Point(x, levels[step].to(x), drawn.latents[chosen], kept=kept)
 
         return at
 

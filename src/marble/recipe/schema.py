@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -38,6 +39,14 @@ class Recipe(Section):
     @property
     def samples_per_epoch(self) -> int:
         return self.data.prompts_per_epoch * self.data.images_per_prompt
+
+    @property
+    def trained_per_epoch(self) -> int:
+        """Samples of an epoch that are trained on (`train.extremes`)."""
+        together = objective_class(self.objective.name).together
+        units = self.data.images_per_prompt // together
+        kept = max(1, math.ceil(self.train.extremes * units - 1e-9))
+        return self.data.prompts_per_epoch * kept * together
 
     @property
     def timesteps_per_sample(self) -> int:
@@ -219,6 +228,13 @@ def _objective_problems(recipe: Recipe) -> Iterator[str]:
         yield "eval.sampler: evaluation draws without noise; set it to dpm or euler"
     objective = objective_class(recipe.objective.name)
     yield from objective.problems(recipe)
+    if recipe.rollout.fp8 and objective.keeps_path:
+        yield (
+            f"rollout.fp8: objective {recipe.objective.name} needs the probabilities of the policy "
+            "that draws, and those of fp8 are not known; set it to false"
+        )
+    if recipe.rollout.fp8 and recipe.train.fsdp:
+        yield "rollout.fp8: is for weights that are whole, and train.fsdp shards them"
     if recipe.balance.target == "reward" and not objective.common_pull:
         yield (
             f"balance.target: reward splits off the pull that is common to all rewards, which "
@@ -228,10 +244,11 @@ def _objective_problems(recipe: Recipe) -> Iterator[str]:
 
 def _length_problems(recipe: Recipe) -> Iterator[str]:
     train, balance = recipe.train, recipe.balance
-    if train.steps_per_epoch > recipe.samples_per_epoch:
+    if train.steps_per_epoch > recipe.trained_per_epoch:
+        part = " × train.extremes" if train.extremes < 1 else ""
         yield (
             f"train.steps_per_epoch: {train.steps_per_epoch} steps cannot share "
-            f"{recipe.samples_per_epoch} samples (data.prompts_per_epoch × images_per_prompt)"
+            f"{recipe.trained_per_epoch} samples (data.prompts_per_epoch × images_per_prompt{part})"
         )
     if balance.consolidate > train.steps:
         yield f"balance.consolidate: {balance.consolidate} is more than train.steps={train.steps}"

@@ -129,13 +129,15 @@ class OldDecay(Section):
 
 
 class Sde(Section):
-    """Euler–Maruyama steps of the flow's reverse SDE, with diffusion g² = noise²·σ/(1−σ)."""
+    """Euler–Maruyama steps of the flow's reverse SDE, with diffusion g² = noise²·σ/(1−σ).
+
+    All pictures of a prompt begin at the same latents.
+    """
 
     noise: Positive = Field(default=0.7, description="Noise level of a step.")
     window: PositiveInt | None = Field(
         default=None,
-        description="So many consecutive steps have noise, where they begin drawn for each prompt; "
-        "the others are Euler's. null: all steps.",
+        description="So many steps have noise, the first ones; the others are Euler's. null: all.",
     )
 
 
@@ -150,7 +152,16 @@ class Rollout(Section):
     guidance: Annotated[float, Field(ge=1)] = Field(
         default=1.0, description="Classifier-free guidance; 1 is none."
     )
-    batch_size: PositiveInt = Field(default=24, description="Pictures sampled at once on a device.")
+    batch_size: PositiveInt | None = Field(
+        default=24,
+        description="Pictures drawn at once on a device; null: as many as its memory holds, 36 at "
+        "most.",
+    )
+    fp8: bool = Field(
+        default=False,
+        description="Multiply in fp8 while drawing, on a GPU that can (Ada, Hopper, Blackwell): "
+        "faster, and other pictures than in bf16.",
+    )
     old_decay: OldDecay = Field(
         default=OldDecay(), description="How slowly the rollout policy follows."
     )
@@ -202,6 +213,11 @@ class Train(Section):
         default=1, description="Optimiser steps an epoch's samples are split into."
     )
     inner_epochs: PositiveInt = Field(default=1, description="Passes over an epoch's samples.")
+    extremes: Fraction = Field(
+        default=1.0,
+        description="Part of a prompt's pictures trained on: those with the largest advantages. "
+        "Advantages are of all.",
+    )
     timesteps_fraction: Fraction = Field(
         default=0.99,
         description="Part of the sampling timesteps trained on, drawn anew for each sample.",

@@ -19,6 +19,7 @@ from marble.rewards import RewardLike, RewardSet
 from marble.rewards.guard import contained
 from marble.rewards.set import applicable
 from marble.training.dealing import batches, shares
+from marble.training.memory import fitted
 from marble.training.processes import Processes
 from marble.training.rollout import described, make_rollout
 
@@ -61,14 +62,21 @@ def evaluate_policy(
     processes: Processes,
     *,
     policy: str,
+    fp8: bool = False,
 ) -> Evaluation:
-    """Draws every sample once, whatever the number of processes, and scores it."""
+    """Draws every sample once, whatever the number of processes, and scores it.
+
+    fp8: as a rollout with `rollout.fp8` draws; evaluations do not.
+    """
     started = time.perf_counter()
+    recipe = fitted(recipe, adapter.device, processes.size)
     sets = [r for r in rewards if r is not None]
     # With a sharded model all processes must draw equally often: a few samples are drawn twice.
     dealt = shares(samples, processes.size, whole_groups=any(r.compares for r in sets), even=True)
     mine = [samples[i] for i in dealt[processes.rank]]
-    table, images = processes.together(lambda: _draw_and_score(adapter, sets, mine, recipe, policy))
+    table, images = processes.together(
+        lambda: _draw_and_score(adapter, sets, mine, recipe, policy, fp8)
+    )
     if processes.size > 1:
         table, images = _collect(table, images, dealt, len(samples), processes)
     names = [name for r in sets for name in r.names]
@@ -104,11 +112,17 @@ def meant_for(reward: RewardLike, samples: Sequence[Sample]) -> int:
 
 
 def _draw_and_score(
-    adapter: Adapter, sets: list[RewardSet], samples: list[Sample], recipe: Recipe, policy: str
+    adapter: Adapter,
+    sets: list[RewardSet],
+    samples: list[Sample],
+    recipe: Recipe,
+    policy: str,
+    fp8: bool,
 ) -> tuple[np.ndarray, Tensor]:
     """Scores by all rewards of `sets`, one below the other, and the pictures."""
     settings, rollout = recipe.eval, recipe.rollout
     size = settings.batch_size or rollout.batch_size
+    assert size is not None  # `evaluate_policy` has seen to it
     mine = make_rollout(
         adapter,
         sets[0],
@@ -120,6 +134,7 @@ def _draw_and_score(
         batch_size=size,
         pool=None,
         sde=rollout.sde,
+        fp8=fp8,
     )
     tables = [mine.scores_Kn]
     for more in sets[1:]:  # in batches too: a reward's deadline is meant for one

@@ -22,8 +22,9 @@ from marble.training import random_state, state
 from marble.training.checkpoint import State
 from marble.training.dealing import shares
 from marble.training.evaluate import evaluate_policy, meant_for
+from marble.training.extremes import extremes, sizes
 from marble.training.guard import Guard
-from marble.training.memory import fitted_batch
+from marble.training.memory import fitted
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.paired import base_scores, choose, own_scores
 from marble.training.preferences import with_preferences
@@ -52,6 +53,8 @@ class Trainer:
     """Holds a run's state and takes its epochs; writing about it is `Recorder`'s work."""
 
     def __init__(self, recipe: Recipe, parts: Parts, processes: Processes) -> None:
+        recipe = fitted(recipe, processes.device, processes.size)
+        assert recipe.train.batch_size is not None
         self.recipe, self.parts, self.processes = recipe, parts, processes
         self.adapter, self.balancer = parts.adapter, parts.balancer
         self.parameters = parts.adapter.lora_parameters()
@@ -69,7 +72,7 @@ class Trainer:
         self.step = self.epoch = 0
         self.settings = Settings(
             seed=recipe.train.seed,
-            batch_size=fitted_batch(recipe, processes.device, processes.size),
+            batch_size=recipe.train.batch_size,
             pairs=self.balancer.objective.pairs(recipe),
             kl=recipe.objective.kl,
             kl_every=recipe.objective.kl_every,
@@ -134,18 +137,32 @@ class Trainer:
             seed=self.settings.seed,
         )
         batch = batch.asking(asked)
+        if self.recipe.train.extremes < 1:
+            batch = batch.seen()
         return Epoch(samples, rollout, batch, gathered.rewards_KN, gathered.local_n)
 
     def split(self, epoch: Epoch, number: int, inner: int) -> Iterator[np.ndarray]:
-        """The epoch's sample positions, dealt to its optimiser steps."""
-        return split_epoch(
-            epoch.batch.size,
+        """The positions of the samples trained on, dealt to the epoch's optimiser steps."""
+        kept = self.trained(epoch)
+        parts = split_epoch(
+            len(kept),
             self.recipe.train.steps_per_epoch,
             self.settings.seed,
             number,
             inner,
             together=self.balancer.objective.together,
         )
+        return (kept[part] for part in parts)
+
+    def trained(self, epoch: Epoch) -> np.ndarray:
+        """Positions of the samples that are trained on: all, or the extremes of every group."""
+        share, balancer = self.recipe.train.extremes, self.balancer
+        if share == 1:
+            return np.arange(epoch.batch.size)
+        merged = balancer.merges is not None
+        size_N = sizes(epoch.batch, balancer.gate(self.step), merged=merged)
+        groups = [sample.group for sample in epoch.samples]
+        return extremes(size_N, groups, share, together=balancer.objective.together)
 
     def _observe_pairs(self, epoch: Epoch) -> dict[str, float]:
         """Draws some of the epoch's pictures from the base too, where the rule asks for such pairs.
@@ -169,6 +186,7 @@ class Trainer:
     def rollout(self, samples: list[Sample]) -> Rollout:
         """Pictures of this process's share of `samples`, drawn by the old policy, with scores."""
         settings = self.recipe.rollout
+        assert settings.batch_size is not None  # `fitted`
         return make_rollout(
             self.adapter,
             self.parts.rewards,
@@ -181,6 +199,7 @@ class Trainer:
             pool=self._pool,
             sde=settings.sde,
             keep_path=self.balancer.objective.keeps_path,
+            fp8=settings.fp8,
         )
 
     def _mine(self, samples: list[Sample]) -> list[Sample]:
@@ -304,8 +323,11 @@ class Trainer:
         self.warnings += self.guard.spikes(report)
         if self.warnings:
             row["notes"] = row.get("notes", []) + self.warnings
-        here = int(torch.isin(epoch.local, torch.from_numpy(chosen)).sum())
-        self._add_rollout(row, epoch.rollout, here, seconds)
+        here, all_here = (
+            int(torch.isin(epoch.local, torch.from_numpy(at)).sum())
+            for at in (chosen, self.trained(epoch))
+        )
+        self._add_rollout(row, epoch.rollout, here / max(1, all_here), seconds)
         return row
 
     def _apply(self, report: StepReport, samples: list[Sample]) -> dict[str, float] | None:
@@ -324,10 +346,11 @@ class Trainer:
         self.balancer.scale = self.guard.scale
         return applied
 
-    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, here: int, took: float) -> None:
-        """Times and statistics of the rollout; a step on `here` of its samples has its share."""
+    def _add_rollout(self, row: dict[str, Any], rollout: Rollout, part: float, took: float) -> None:
+        """Times and statistics of the rollout; a step on that `part` of what is trained has its
+        share."""
         row["time/rollout"], row["time/reward"] = rollout.seconds, rollout.reward_seconds
-        share = here / max(1, len(rollout.samples)) / self.recipe.train.inner_epochs
+        share = part / self.recipe.train.inner_epochs
         seconds = (rollout.seconds + rollout.reward_seconds) * share + took
         row["images_per_s"] = len(rollout.samples) * share * self.processes.size / seconds
         if self.adapter.device.type == "cuda":

@@ -21,14 +21,12 @@ def device_gb(device: torch.device) -> float | None:
     return float(total * torch.cuda.get_per_process_memory_fraction(index))
 
 
-def fitted_batch(recipe: Recipe, device: torch.device, processes: int) -> int:
-    """The recipe's micro-batch, or one for this device where it has none."""
+def fitted(recipe: Recipe, device: torch.device, processes: int) -> Recipe:
+    """The recipe with the batches of `memory.sized` for this device, where it has none."""
     try:
-        found = sized(recipe, device_gb(device), processes)
+        return sized(recipe, device_gb(device), processes)
     except MarbleError:  # a model whose size nobody knows; whether it is there is said elsewhere
-        found = sized(recipe, None, processes)
-    assert found.train.batch_size is not None
-    return found.train.batch_size
+        return sized(recipe, None, processes)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -54,7 +52,9 @@ def savings(recipe: Recipe, processes: int = 1) -> list[str]:
         found.append("train.batch_size=1 (same result)")
     elif train.batch_size > 1:
         found.append(f"train.batch_size below {train.batch_size} (same result)")
-    if rollout.batch_size > 1:
+    if rollout.batch_size is None:
+        found.append("rollout.batch_size=1 (same result)")
+    elif rollout.batch_size > 1:
         found.append(f"rollout.batch_size below {rollout.batch_size} (same result)")
     if not model.offload_encoders:
         found.append("model.offload_encoders=true (new prompts take longer)")

@@ -79,8 +79,9 @@ def take_step(
             samples = part.samples[at]
             prompts = [sample.prompt.text for sample in samples]
             with adapter.preferring([sample.prefer for sample in samples]):
+                position, anchor = part.position[at], objective.anchor
                 _micro_batch(
-                    adapter, plan, point, prompts, part.position[at], frozen, same, taught[at]
+                    adapter, plan, point, prompts, position, frozen, same, anchor, taught[at]
                 )
     return plan.finish()
 
@@ -136,6 +137,7 @@ def _micro_batch(
     position: Tensor,
     frozen: tuple[str, ...],
     same: bool,
+    anchor: str,
     taught: list[str],
 ) -> None:
     # No copy waits for the device: while it works on one micro-batch the host prepares the next.
@@ -148,7 +150,7 @@ def _micro_batch(
         if "old" in frozen:
             with adapter.using("old"):
                 point.v_old = adapter.velocity(point.x_t, point.t_B, cond)
-        if "base" in frozen or point.kl > 0:
+        if "base" in frozen or (point.kl > 0 and anchor == "base"):
             with adapter.using("base"):
                 point.v_ref = adapter.velocity(point.x_t, point.t_B, cond)
         if taught:
@@ -158,6 +160,8 @@ def _micro_batch(
             v = adapter.velocity(point.x_t, point.t_B, cond)
         if same and point.v_old is None:
             point.v_old = v.detach()
+        if point.kl > 0 and anchor == "old":
+            point.v_ref = point.v_old
         # Still inside `using`: checkpointed blocks run their forward again during the backward.
         plan.backward(v, point, position)
 

@@ -78,6 +78,12 @@ def base_scores(
     drawing = {"steps": None, "sampler": None, "guidance": None, "batch_size": None}
     like_rollout = recipe.model_copy(update={"eval": recipe.eval.model_copy(update=drawing)})
     found = evaluate_policy(
-        adapter, [rewards.unwatched()], samples, like_rollout, processes, policy="base"
+        adapter,
+        [rewards.unwatched()],
+        samples,
+        like_rollout,
+        processes,
+        policy="base",
+        fp8=recipe.rollout.fp8,
     )
     return np.stack([found.scores[name] for name in rewards.names])

@@ -73,13 +73,16 @@ def make_rollout(
     pool: Executor | None,
     sde: SdeSettings | None = None,
     keep_path: bool = False,
+    fp8: bool = False,
 ) -> Rollout:
     """Samples under `policy`. With a `pool`, pictures are scored while the next are drawn.
 
     Pictures go to the rewards as they come, but where one of these compares the pictures of a
     prompt, not before the prompt's last one is there. The samples of a group lie side by side.
 
-    sde: settings of the sampler `sde`; its noisy steps are kept with `keep_path`.
+    sde: settings of the sampler `sde`; its noisy steps are kept with `keep_path`. All pictures of
+    a prompt then begin at the same latents (as in arXiv 2505.07818): what tells them apart is the
+    noise of the steps, which the policy answers for, and not where they began.
     """
     started = time.perf_counter()
     adapter.prepare(list(dict.fromkeys(s.prompt.text for s in samples)))
@@ -89,7 +92,8 @@ def make_rollout(
     kept: list[dict[str, Tensor]] = []
     waiting = torch.zeros(0, dtype=torch.uint8)
     due = batches(samples, batch_size, whole_groups=bool(rewards.compares))
-    with adapter.drawing(policy, steered=any(s.prefer is not None for s in samples)):
+    steered = any(s.prefer is not None for s in samples)
+    with adapter.drawing(policy, steered=steered, low=fp8):
         for start in range(0, len(samples), batch_size):
             part = samples[start : start + batch_size]
             chosen: str | Sde = sampler
@@ -127,7 +131,6 @@ def make_rollout(
 def _sde(samples: Sequence[Sample], settings: SdeSettings, keep: bool) -> Sde:
     return Sde(
         [s.seed for s in samples],
-        [s.group for s in samples],
         noise=settings.noise,
         window=settings.window,
         keep=keep,
@@ -154,8 +157,9 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Latents and uint8 pictures (on the CPU) of some samples, under the adapter in use."""
     cond = adapter.encode([s.prompt.text for s in samples])
+    seeds = [s.seed for s in samples]
+    if isinstance(sampler, Sde):
+        seeds = [s.seed if s.start is None else s.start for s in samples]
     with adapter.preferring([s.prefer for s in samples]):
-        x_0 = adapter.sample(
-            cond, [s.seed for s in samples], steps=steps, sampler=sampler, guidance=guidance
-        )
+        x_0 = adapter.sample(cond, seeds, steps=steps, sampler=sampler, guidance=guidance)
     return x_0, adapter.decode(x_0).cpu()

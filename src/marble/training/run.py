@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from marble.errors import LostProcess, MarbleError
-from marble.memory import of_size
+from marble.memory import batches, of_size
 from marble.recipe import Recipe
 from marble.recipe.notes import notes
 from marble.recipe.trust import remember
@@ -22,7 +22,7 @@ from marble.training.display import Display, redraws
 from marble.training.folder import DISK_ERRORS
 from marble.training.guard import Diverged
 from marble.training.loop import Trainer
-from marble.training.memory import fitted_batch, is_out_of_memory, out_of_memory
+from marble.training.memory import fitted, is_out_of_memory, out_of_memory
 from marble.training.processes import Processes, is_lost
 from marble.training.recorder import Recorder
 from marble.training.stop import StopRequest
@@ -52,19 +52,14 @@ def train(
     `check` and `build` may come from elsewhere, for a model or prompts that no recipe can name.
     """
     processes = Processes(device)
-    # One number for all processes, and for whoever resumes: the run's folder has it.
-    left, given = recipe.train.batch_size is None, recipe
-    if left:
-        place = processes.device, processes.size
-        recipe = of_size(given, processes.from_main(lambda: fitted_batch(given, *place)))
+    # The same numbers for all processes, and for whoever resumes: the run's folder has them.
+    given, place = recipe, (processes.device, processes.size)
+    if recipe.train.batch_size is None or recipe.rollout.batch_size is None:
+        batch, drawn = processes.from_main(lambda: batches(fitted(given, *place)))
+        recipe = of_size(given, batch, drawn=drawn)
     resume = processes.from_main(lambda: resume or _restarted(recipe, out))
     console = console or Console(stderr=True, quiet=not processes.is_main)
-    if left:
-        console.print(
-            f"train.batch_size: {recipe.train.batch_size} samples per micro-batch, by the memory "
-            "of the device",
-            highlight=False,
-        )
+    _tell_batches(given, recipe, console)
     try:
         return _train(recipe, out, resume, processes, console, check, build)
     except Exception as error:
@@ -73,6 +68,17 @@ def train(
         raise
     finally:
         processes.close()
+
+
+def _tell_batches(given: Recipe, fitted: Recipe, console: Console) -> None:
+    """What was left to the memory of the device, and came to."""
+    chosen = []
+    if given.rollout.batch_size is None:
+        chosen.append(f"rollout.batch_size: {fitted.rollout.batch_size} pictures drawn at once")
+    if given.train.batch_size is None:
+        chosen.append(f"train.batch_size: {fitted.train.batch_size} samples per micro-batch")
+    for text in chosen:
+        console.print(f"{text}, by the memory of the device", highlight=False)
 
 
 def _restarted(recipe: Recipe, out: Path) -> bool:

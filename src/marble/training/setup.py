@@ -12,6 +12,7 @@ from marble.balance.gates import Gate, only, stages
 from marble.data import GroupSampler, Prompt, Sample, held_out, load_prompts, sample_seed
 from marble.errors import MarbleError
 from marble.harmonise import Steerable
+from marble.models import fp8
 from marble.models.base import Adapter
 from marble.models.build import build_adapter, check_model, check_prompts
 from marble.models.sliders import Sliders
@@ -61,6 +62,8 @@ def check(recipe: Recipe, *, training: bool = True) -> None:
 def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
     """The parts of a recipe that `check` found no fault with."""
     sharded = recipe.train.fsdp and processes > 1
+    if recipe.rollout.fp8:
+        fp8.check(device)
     samplers = _samplers(recipe)
     eval_samples = evaluation_samples(recipe)
     rewards, heldout = build_rewards(recipe, device)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def capture(trainer: Trainer) -> State:
     """The state as of now. Every process takes part, since each has a random state of its own."""
-    ranks = trainer.processes.gather((random_state.capture(), _reward_states(trainer)))
+    own = random_state.capture(), _reward_states(trainer), trainer.adapter.decisions()
+    ranks = trainer.processes.gather(own)
     return State(
         {
             "live": trainer.adapter.lora_state("default"),
@@ -31,7 +32,7 @@ def capture(trainer: Trainer) -> State:
             "gradients": trainer.balancer.tensors(),
             "random": {
                 f"{rank}.{key}": tensor
-                for rank, (generators, _) in enumerate(ranks)
+                for rank, (generators, *_) in enumerate(ranks)
                 for key, tensor in generators.items()
             },
         },
@@ -45,7 +46,8 @@ def capture(trainer: Trainer) -> State:
             "guard": trainer.guard.state_dict(),
             "watch": trainer.watch.state_dict(),
             "lr_scale": trainer.lr_scale,
-            "rewards": [rewards for _, rewards in ranks],
+            "rewards": [rewards for _, rewards, _ in ranks],
+            "decisions": [decisions for *_, decisions in ranks],
         },
     )
 
@@ -70,6 +72,8 @@ def _restore(trainer: Trainer, state: State) -> list[str]:
     trainer.lr_scale = meta["lr_scale"]
     trainer.guard.load_state_dict(meta["guard"])
     saved, processes = meta["processes"], trainer.processes
+    decided = meta.get("decisions") or [{}]  # older checkpoints have none
+    trainer.adapter.decide(decided[processes.rank % len(decided)])
     if saved == processes.size:
         _load_reward_states(trainer, meta["rewards"][processes.rank])
     else:
