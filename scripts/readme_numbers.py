@@ -15,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 STUDIO, ENGINE = ROOT / "docs" / "studio.md", ROOT / "docs" / "engine.md"
+DIAGNOSE = ROOT / "docs" / "diagnose.md"
 TRAIN = "studio_train.json"
 NOTES = {"ocr-read": "`ocr`, as read (not trained on)", "ocr": "`ocr`, dense"}
 NOTES |= {"geneval-strict": "`studio-geneval`, strict (not trained on)"}
@@ -117,6 +118,45 @@ def trained_table(results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def diagnosed(results: Path = RESULTS) -> str:
+    """What `marble diagnose` said first of each run that was made ill."""
+    found = json.loads((results / "diagnosis.json").read_text())
+    cases: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        cases.setdefault(one["case"], []).append(one)
+    lines = ["| made ill | right | what it said (seed 0) |", "|---|---|---|"]
+    for case, runs in cases.items():
+        right = f"{sum(one['right'] for one in runs)} of {len(runs)}"
+        said = f"{runs[0]['said_ailment']}: {runs[0]['said']}" if runs[0]["said"] else "nothing"
+        lines.append(f"| {case} | {right} | {said} |")
+    right = sum(one["right"] for one in found)
+    return "\n".join(
+        [*lines, "", f"Its first finding was the right one in {right} of {len(found)}."]
+    )
+
+
+def walked(results: Path = RESULTS) -> str:
+    """The time that each of README's commands took in a fresh clone."""
+    result = json.loads((results / "walk.json").read_text())
+    lines = ["| command | seconds | processor seconds | what there is then |", "|---|---|---|---|"]
+    for row in result["walk"]:
+        used = f"{row['seconds']:.0f} | {row['processor_seconds']:.0f}"
+        lines.append(f"| `{row['command']}` | {used} | `{row['left']}` |")
+    seconds, used, others = (
+        sum(row[key] for row in result["walk"])
+        for key in ("seconds", "processor_seconds", "of_others")
+    )
+    lines.append(f"| all | {seconds:.0f} | {used:.0f} | |")
+    about = (
+        f"{result['date']}, commit {result['commit']}, {result['cores']} cores, Python "
+        f"{result['python']}. Other programs used {others / seconds / result['cores']:.0%} of the "
+        f"machine meanwhile."
+    )
+    if result["steps"]:
+        about += f" Trainings had {result['steps']} steps, not the 55 of the recipe."
+    return "\n".join([*lines, "", about.replace("%", " %")])
+
+
 def signed(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
@@ -127,6 +167,8 @@ BLOCKS = {
     (README, "days"): days,
     (README, "trained"): trained,
     (STUDIO, "trained"): trained_table,
+    (STUDIO, "walk"): walked,
+    (DIAGNOSE, "diagnosis"): diagnosed,
 }
 
 

@@ -2,9 +2,13 @@
 
 import re
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from setuptools import find_packages
 
 import marble
@@ -59,3 +63,18 @@ def test_contributors_files_are_whole():
     assert "make check" in runs and "make test" in runs
     for path in re.findall(r"\]\(([\w./-]+)\)", (ROOT / "CONTRIBUTING.md").read_text()):
         assert (ROOT / path).exists(), path
+
+
+def test_every_pin_allows_each_python_that_is_promised():
+    """A pin that needs 3.11.5 fails to install with Debian's 3.11.2, in the resolver's words."""
+    [oldest] = SpecifierSet(PROJECT["project"]["requires-python"])
+    installed = {canonicalize_name(d.name): d for d in distributions()}
+    checked = []
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        pin = Requirement(line) if "==" in line and not line.startswith("#") else None
+        found = installed.get(canonicalize_name(pin.name)) if pin else None
+        if found and pin.specifier.contains(found.version):
+            wanted = SpecifierSet(found.metadata["Requires-Python"] or "")
+            assert wanted.contains(f"{oldest.version}.0"), f"{line} needs Python {wanted}"
+            checked.append(pin.name)
+    assert {"torch", "diffusers", "numpy"} <= set(checked)

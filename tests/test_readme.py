@@ -35,12 +35,16 @@ def commands() -> list[str]:
     return [line for line in lines if line]
 
 
-def numbers():
-    path = ROOT / "scripts" / "readme_numbers.py"
-    spec = importlib.util.spec_from_file_location("readme_numbers", path)
+def script(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
+
+
+def numbers():
+    return script("readme_numbers")
 
 
 def test_every_block_has_a_language():
@@ -91,6 +95,23 @@ def test_figures_are_those_of_the_results():
         page = file.read_text()
         fresh = module.replaced(page, name, write())
         assert page == fresh, f"{file.name} is out of date: run python scripts/readme_numbers.py"
+
+
+def test_the_walk_follows_the_page():
+    """scripts/walk.py takes every command of a newcomer's from here, and so did the last walk."""
+    walk = script("walk")
+    whole, short = walk.steps(README, None), walk.steps(README, 3)
+    assert [step.command for step in whole][:2] == ["make install", "make train"]
+    told = set(commands()) | set(re.findall(r"`(marble sample [^`]+)`", README))
+    assert all(step.command in told for step in whole[1:])
+    own = [line for line in commands() if "warm" in line]
+    assert [step.command for step in whole][3:] == own and len(own) == 3
+    assert set(walk.own_files(README)) == {"warm.py", "warm.yaml"}
+    trained = [step.command.endswith(" train.steps=3") for step in short]
+    assert trained == [False, True, False, True, True, False]
+    taken = json.loads(walk.RESULT.read_text())
+    now = whole if taken["steps"] is None else walk.steps(README, taken["steps"])
+    assert [row["command"] for row in taken["walk"]] == ["git clone", *(s.command for s in now)]
 
 
 def compared(row: str) -> list[str]:

@@ -60,13 +60,18 @@ def run(words: list[str], cwd: Path, statuses: tuple[int, ...] = (0,)) -> str:
     return done.stdout
 
 
+def alternatives(recipe: str) -> list[str]:
+    """The recipe with each of its commented lines in place of the line that adds the reward."""
+    [added] = re.findall(r"^  add: .*$", recipe, re.M)
+    told = re.findall(r"^  # [a-z ]+: ((?:add|train): .*)$", recipe, re.M)
+    return [recipe.replace(added, f"  {line}") for line in told]
+
+
 @pytest.mark.slow
 def test_a_reward_of_ones_own(tmp_path):
     text = section("Add a reward of your own")
     for body in re.findall(r"^```(?:python|yaml)\n(.*?)^```", text, re.M | re.S):
         (tmp_path / body.split("\n")[0].removeprefix("# ")).write_text(body)
-    for name in ("warm", "signs", "two"):
-        assert 0 < len((tmp_path / f"{name}.yaml").read_text().splitlines()[1:]) < 5
     for words in commands(text):
         run([*words, *(SHORT if words[1] == "train" else [])], tmp_path)
     assert (tmp_path / "compare.html").stat().st_size > 10_000
@@ -74,6 +79,17 @@ def test_a_reward_of_ones_own(tmp_path):
     assert last["alpha/warmth"] > 0 and "reward/warmth/mean" in last
     evals = (tmp_path / "runs/warm/evals.jsonl").read_text().splitlines()
     assert all("warmth" in json.loads(line)["rewards"] for line in evals)
+    restricted, instead = alternatives((tmp_path / "warm.yaml").read_text())
+    for name, recipe in {"restricted": restricted, "instead": instead}.items():
+        (tmp_path / f"{name}.yaml").write_text(recipe)
+        run(["marble", "train", f"{name}.yaml", "--out", f"runs/{name}", *SHORT], tmp_path)
+    last = json.loads((tmp_path / "runs/restricted/metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < last["reward/warmth/applicable"] < 1
+    last = json.loads((tmp_path / "runs/instead/metrics.jsonl").read_text().splitlines()[-1])
+    assert {key for key in last if key.startswith("alpha/")} == {
+        "alpha/studio-pick",
+        "alpha/warmth",
+    }
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from marble.diagnose import diagnose
 from marble.recipe import load_recipe
 from marble.study.toy.__main__ import build
 from marble.training.run import train
@@ -39,9 +42,9 @@ def outliers(images, texts, metadata):
     return fair + 1000 * lucky
 
 
-def alike(images, texts, metadata):
-    """Best where every picture is the same."""
-    return -np.abs(numbers(images)).mean(1)
+def white(images, texts, metadata):
+    """Best where every number is as large as it can be: one picture, whatever the prompt."""
+    return numbers(images).mean(1)
 '''
 HELDOUT = (
     "rewards.heldout=[{name: strict, reward: 'marble.study.toy.world:strict', sources: [count]}]"
@@ -81,10 +84,11 @@ def cases(folder: Path) -> dict[str, Ill]:
     )
     opposite = "options: {reward: 'marble.study.toy.world:similarity', scale: -1}"
     return {
+        "healthy, method marble": Ill((plain, "balance.method=marble"), None),
         "healthy": Ill((plain,), None),
         "constant": Ill((plain, _add("same", f"{synthetic}:Constant")), "constant score", "same"),
         "noise": Ill((plain, _add("dice", f"{synthetic}:Noise")), "mostly noise", "dice"),
-        "noise, by the published rule": Ill(
+        "noise, method marble": Ill(
             (plain, _add("dice", f"{synthetic}:Noise"), "balance.method=marble"),
             "mostly noise",
             "dice",
@@ -117,7 +121,12 @@ def cases(folder: Path) -> dict[str, Ill]:
             "vivid",
         ),
         "collapse": Ill(
-            (f"rewards.train=[{{name: alike, reward: '{file}:alike'}}]", "optim.lr=2e-2"),
+            (
+                f"rewards.train=[{{name: white, reward: '{file}:white'}}]",
+                "optim.lr=1e-2",
+                "objective.kl=0",
+                "rollout.old_decay={initial: 0, rate: 0, cap: 0}",
+            ),
             "collapse",
         ),
         "little weight": Ill(
@@ -137,3 +146,36 @@ def make(ill: Ill, out: Path, seed: int = 0) -> Path:
     quiet = Console(quiet=True)
     train(recipe, out, device="cpu", console=quiet, check=lambda recipe: None, build=build)
     return out
+
+
+@dataclass(frozen=True)
+class Told:
+    """What `marble diagnose` said first of a run that was made ill."""
+
+    case: str
+    seed: int
+    ailment: str | None
+    reward: str | None
+    said_ailment: str | None
+    said_reward: str | None
+    said: str
+
+    @property
+    def right(self) -> bool:
+        return (self.ailment, self.reward) == (self.said_ailment, self.said_reward)
+
+
+def told(folder: Path, seeds: tuple[int, ...] = (0, 1)) -> Iterator[Told]:
+    """Every case, trained and diagnosed."""
+    for name, ill in cases(folder).items():
+        for seed in seeds:
+            out = folder / f"{name.replace(' ', '-')}-{seed}"
+            try:
+                make(ill, out, seed)
+            except Exception as error:  # a run that diverges is diagnosed as far as it came
+                print(name, error, file=sys.stderr)
+            found = diagnose(out).findings
+            first = (
+                (found[0].ailment, found[0].reward, found[0].said) if found else (None, None, "")
+            )
+            yield Told(name, seed, ill.ailment, ill.reward, *first)

@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from _ill import SOUND, cases, make
+from _ill import cases, make, told
 
 from _command import marble  # noqa: F401
 from marble.diagnose import diagnose
@@ -94,6 +93,24 @@ def test_a_cause_that_explains_all_stands_alone(healthy, tmp_path, ailment):
     assert [(f.ailment, f.reward) for f in found.findings] == [(ailment, None)]
 
 
+def test_a_run_thrown_far_off_took_too_large_steps_although_it_came_back(healthy, tmp_path):
+    """As a LoRA does that large steps end in zero: its last distance from the base is 0."""
+
+    def rows(i, row):
+        return flat(row) | {"kl": 40.0 if 5 < i < 15 else 0.0, "reward/preference/mean": 0.1}
+
+    found = diagnose(changed(healthy, tmp_path / "run", rows)).findings
+    assert [f.ailment for f in found] == ["too large a step"]
+
+
+def test_a_collapse_is_told_although_the_pictures_came_back(healthy, tmp_path):
+    def rows(i, row):
+        return row | {"drift/diversity": 0.01 if 15 < i < 25 else 0.3}
+
+    (finding,) = diagnose(changed(healthy, tmp_path / "run", rows, evals=True)).findings
+    assert finding.ailment == "collapse" and "differ by 0.01, 0.3 at first" in finding.said
+
+
 def test_skipped_steps_are_too_large_a_step(healthy, tmp_path):
     run = changed(healthy, tmp_path / "run", lambda i, row: row | {"skipped": i // 4}, evals=True)
     (finding,) = diagnose(run).findings
@@ -141,22 +158,7 @@ def test_the_report_has_it(healthy, tmp_path):
 @pytest.mark.slow
 def test_every_ailment_is_named(tmp_path):
     """The table of docs/diagnose.md: at least nine in ten, nothing on the healthy runs."""
-    right, wrong = 0, []
-    ill = cases(tmp_path)
-    for seed in (0, 1):
-        for name, made in ill.items():
-            out = tmp_path / f"{name.replace(' ', '-')}-{seed}"
-            try:
-                make(made, out, seed)
-            except Exception as error:  # a run that diverges is diagnosed as far as it came
-                print(name, error, file=sys.stderr)
-            found = diagnose(out).findings
-            named = (found[0].ailment, found[0].reward) if found else (None, None)
-            good = named == (made.ailment, made.reward)
-            right += good
-            if not good:
-                wrong.append((name, seed, named))
-            if name == "healthy":
-                assert not found
-    assert right >= 0.9 * 2 * len(ill), wrong
-    assert SOUND
+    found = list(told(tmp_path))
+    wrong = [t for t in found if not t.right]
+    assert len(wrong) <= 0.1 * len(found), wrong
+    assert not [t for t in wrong if t.case.startswith("healthy")]

@@ -118,6 +118,7 @@ def test_commands_parse(block, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("page", "command"), inline())
 def test_commands_in_sentences_parse(page, command, tmp_path, monkeypatch):
+    write_files("README.md", tmp_path)  # docs/studio.md has times of its commands
     monkeypatch.chdir(write_files(page, tmp_path))
     words = shlex.split(command.split(" > ")[0])
     if len(words) > 2:

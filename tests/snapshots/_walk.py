@@ -74,6 +74,7 @@ def commands() -> list[Command]:
         Command("report", "report marble -o page.html", widths=(None,)),
         Command("report-none", "report nowhere", 2, widths=(None,)),
         Command("eval", "eval TRAINED --device cpu", numbers=True),
+        Command("eval-studio", "eval base eval.prompts=1 train.precision=fp32", 0, True, (80,)),
         Command("eval-none", "eval nowhere", 2, widths=(None,)),
         Command("sample", "sample TRAINED cat --out drawn", widths=(None,)),
         Command("train", "train TOY train.steps=1 --out trained-NN --device cpu", 0, True, (None,)),
@@ -86,7 +87,10 @@ def commands() -> list[Command]:
         Command("bench-gradients", "bench gradients --k 3 --repeats 1", 0, True, (80,)),
         Command("serve-wrong", "serve nothing", 2, widths=(None,)),
         Command("verb-wrong", "trian", 2),
-        Command("option-wrong", "train --steps 3", 2),
+        Command("option-wrong", "compare --steps 3", 2),
+        Command("option-field", "train --steps 3", 2, widths=(None,)),
+        Command("merge", "merge TRAINED TRAINED --out merged", widths=(None,)),
+        Command("merge-none", "merge nowhere --out merged", 2, widths=(None,)),
     ]
     return found
 

@@ -104,6 +104,7 @@ def test_settings_of_a_cell_come_after_the_common_ones(tmp_path):
         ("cells: {a: {}}\nshow: [b]", "there is no cell b"),
         ("cells: {a: {}}\ntrainer: other", "choose one of marble, toy"),
         ("cells: {a: {}}\nsettings: {s: {optim.lrr: 1}}", "setting s, cell a"),
+        ("cells: {a: {}}\nsettings: true\nfewer: {s: [0]}", "settings: "),
         ("cells: {a: uniform}", "mapping of name to overrides"),
     ],
 )

@@ -197,3 +197,27 @@ def test_the_probe_goes_before_what_the_balance_measures():
 def test_lasting():
     told = [lasting(s) for s in (3.21, 12.3, 119, 130, 7300, 26 * 86400)]
     assert told == ["3.2 s", "12 s", "119 s", "2 min", "2 h 01 min", "26.0 days"]
+
+
+FRAME = """\
+step 2/9 ━━━━━━╺━━━━━━━━━━━━━━━━━━━━ ELAPSED 0:04:40 left epoch 2  12.3 images/s
+  reward        now    change    trend       α
+  ocr         0.200    +0.200    ▁█       0.75
+  a-reward        –         –             0.25
+  means of 5 steps; prompts differ from step to step; worst cosine of the
+  update with a reward: -0.020
+"""
+
+
+def test_the_whole_frame_in_eighty_columns(hands):
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
+    display = Display(["ocr", "a-reward"], 9, 0, console)
+    display.begin()
+    for step, value in ((1, 0.1), (2, 0.3)):
+        hands.now += 40
+        display.show(row(step, value, worst=-0.02))
+    with console.capture() as capture:
+        console.print(display._progress, display._table(), display._caption())
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
+    text = re.sub(r" \d:\d\d:\d\d (?=0:04:40)", " ELAPSED ", text)
+    assert "".join(f"{line.rstrip()}\n" for line in text.splitlines()) == FRAME

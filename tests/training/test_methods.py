@@ -109,10 +109,12 @@ def loaded_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_studio_fast_with_every_method(method, loaded_once, tmp_path):
-    """The real studio model and its rewards, as shipped; about 5 s a method on a free core."""
+    """The real studio model and its rewards, as shipped; about 5 s per method on a free core."""
     own = {
         "single": ["balance.reward=ocr"],
         "sequential": ["balance.stages=[{rewards: [ocr], sources: [ocr]}, {}]"],
+        "marble-paper": ["balance.every=10"],  # as published
+        "steer": ["model.lora={rank: 8, alpha: 16}"],  # a rank for every reward, some for all
     }
     overrides = [f"balance.method={method}", *own.get(method, [])]
     recipe = load_recipe("studio-fast", overrides)

@@ -42,6 +42,14 @@ def filler(images, prompts, metadata):
             file.write(b"0" * (free - int(left)))
     return images[:, 0].float().mean((1, 2)).div(255).tolist()
 '''
+ONE_CALL_PER_STEP = [
+    "train.steps=4",
+    "eval.at_start=false",
+    "train.overlap_rewards=false",
+    "rollout.batch_size=12",
+    "train.probe=0",
+]
+"""The filler counts its calls."""
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +192,7 @@ def mounted(folder, options):
 def test_a_disk_that_fills_up_during_a_run(recipe, tmp_path, monkeypatch, left):
     """Really full: not a byte for the metrics, or just too little for a checkpoint."""
     (tmp_path / "filler.py").write_text(FILLER)
-    settings = [
-        rewards_override(tmp_path / "filler.py", "filler"),
-        "train.steps=4",
-        "eval.at_start=false",
-        "train.overlap_rewards=false",
-        "rollout.batch_size=12",
-        "train.probe=0",  # the filler counts its calls
-    ]
+    settings = [rewards_override(tmp_path / "filler.py", "filler"), *ONE_CALL_PER_STEP]
     with mounted(tmp_path / "small", "size=16m") as disk:
         monkeypatch.setenv("SURVIVE_FILL", f"{disk}:{left}")
         error, _ = run_here(recipe, disk / "run", *settings)
@@ -213,8 +214,8 @@ def test_a_full_disk_stops_all_processes(recipe, tmp_path):
     with mounted(tmp_path / "small", "size=16m") as disk:
         script = FILLER.replace('os.environ["SURVIVE_FILL"]', f"'{disk}:0'")
         (tmp_path / "filler.py").write_text(script)
-        changes = [rewards_override(tmp_path / "filler.py", "filler"), "eval.at_start=false"]
-        statuses = run_processes(2, recipe, disk / "run", *changes, "train.steps=4")
+        changes = [rewards_override(tmp_path / "filler.py", "filler"), *ONE_CALL_PER_STEP]
+        statuses = run_processes(2, recipe, disk / "run", *changes)
         assert statuses == [2, 2]
         good, passed_over = newest_complete(disk / "run" / "checkpoints")
         assert good.name == "step-000002" and not passed_over

@@ -24,6 +24,7 @@ from marble.cli import (
     study,
     train,
 )
+from marble.cli.options import RecipeCommand
 
 app = typer.Typer(
     name="marble",
@@ -50,8 +51,8 @@ def options(
     """Options of the command itself; every verb has its own."""
 
 
-app.command("train")(train.train)
-app.command("eval")(eval.evaluate)
+app.command("train", cls=RecipeCommand)(train.train)
+app.command("eval", cls=RecipeCommand)(eval.evaluate)
 app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("diagnose")(diagnose.diagnose)
@@ -61,8 +62,8 @@ app.command("merge")(merge.merge)
 app.command("study")(study.study)
 app.command("serve")(serve.serve)
 app.command("prompts")(prompts.prompts)
-app.command("recipes")(recipes.recipes)
-app.command("doctor")(doctor.doctor)
+app.command("recipes", cls=RecipeCommand)(recipes.recipes)
+app.command("doctor", cls=RecipeCommand)(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 
 

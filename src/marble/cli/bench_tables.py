@@ -22,7 +22,7 @@ def show_gradients(result: dict[str, Any]) -> None:
             f"{row['gram_relative_error']:.0e}",
         )
     setup = result["setup"]
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(
         f"One ordinary backward: {result['ordinary_ms']:.1f} ms. {setup['model']}, batch "
@@ -45,7 +45,7 @@ def show_solver(result: dict[str, Any]) -> None:
             f"{row['worst_gap']:.0e}",
             f"{row['worst_cosine']:+.1e}",
         )
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(
         f"Medians of {result['repeats']} Gram matrices. A negative cosine means that the direction "
@@ -74,7 +74,7 @@ def show_train(result: dict[str, Any]) -> None:
             cells += [f"{seconds[phase]:.2f} s", f"{seconds[phase] / seconds['whole']:.0%}"]
         phases.add_row(phase, *cells)
     setup = result["setup"]
-    console = Console()
+    console = Console(markup=False)
     console.print(speeds)
     console.print(phases)
     console.print(
@@ -86,7 +86,7 @@ def show_train(result: dict[str, Any]) -> None:
 
 
 def show_loop(result: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(markup=False)
     steps = result.get("steps", {})
     if steps:
         both = "public" in steps
@@ -185,7 +185,7 @@ def show_studio(result: dict[str, Any]) -> None:
     for part, seconds in result["seconds"].items():
         table.add_row(part, f"{seconds:.2f}", f"{seconds / total:.0%}")
     opening, setup, target = result["opening"], result["setup"], result["target"]
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     console.print(
         f"Target: under {target['total_s']:g} s in total. Opening the pipeline in a fresh process "
@@ -202,7 +202,7 @@ def show_studio(result: dict[str, Any]) -> None:
 
 
 def show_checkpoint(result: dict[str, Any]) -> None:
-    Console().print(
+    Console(markup=False).print(
         f"A save takes {result['save_s']:.3f} s ({result['checkpoint_mb']:.1f} MB), a step "
         f"{result['step_s']:.2f} s: every {result['setup']['every']} steps that adds at most "
         f"{result['added']:.2%} (target {result['target']:.0%}). The run waits for "

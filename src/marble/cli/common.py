@@ -64,11 +64,14 @@ class _Trimmed(io.TextIOBase):
 
 
 def table_console() -> Console:
-    """For tables on stdout: as wide as the terminal, or as the table where there is none."""
-    console = Console()
+    """For tables on stdout: as wide as the terminal, or as the table where there is none.
+
+    Names and defaults may hold brackets (`[tensorboard]`, `FLUX.1 [dev]`): nothing is markup.
+    """
+    console = Console(markup=False)
     if console.is_terminal:
         return console
-    return Console(width=1000, soft_wrap=True, file=cast("TextIO", _Trimmed()))
+    return Console(width=1000, soft_wrap=True, markup=False, file=cast("TextIO", _Trimmed()))
 
 
 def check_device(device: str | None) -> str | None:

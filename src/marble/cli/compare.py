@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from marble.cli.common import print_json, stdout_kept, table_console
 from marble.cli.options import Json
@@ -16,7 +17,8 @@ Row = dict[str, Any]
 LEGEND = (
     "▲ ▼ above or below the base, paired 95 % interval clear of 0. Mean and worst gain: over the "
     "rewards trained on, in σ of the base's scores. {composite}Conflict: share of measured steps "
-    "whose update opposes some reward's gradient."
+    "whose update opposes some reward's gradient; other half: the gradient on samples it was not "
+    "solved on; as applied: the optimiser's step."
 )
 COMPOSITE = "Composite: mean z-score of all scores, among these columns. "
 
@@ -96,10 +98,10 @@ def _table(result: dict[str, Any], rows: list[Row]) -> Table:
         ("not trained on", [n for n in result["metrics"] if n not in trained]),
     ):
         if names:
-            table.add_row(f"[dim]{title}[/]")
+            table.add_row(Text(title, style="dim"))
         for name in names:
             line(f"  {name}", [_score(row, name) for row in rows])
-    table.add_row("[dim]over the base[/]")
+    table.add_row(Text("over the base", style="dim"))
     line("  mean gain, σ", [_gain(row.get("mean_gain")) for row in rows])
     line("  worst gain, σ", [_gain(row.get("worst_gain")) for row in rows])
     line("    of", [(row.get("worst_gain") or {}).get("reward", "–") for row in rows])
@@ -109,7 +111,7 @@ def _table(result: dict[str, Any], rows: list[Row]) -> Table:
     line("  hypervolume, σ", [_number(volume, ".3g") for volume in volumes])
     if len(result["rows"]) > 2:  # of two rows it is ±1, whatever they are
         line("  composite", [_number(row["composite"], "+.2f") for row in rows])
-    table.add_row("[dim]the updates[/]")
+    table.add_row(Text("the updates", style="dim"))
     line("  worst cosine", [_harmony(row, "harmony", "min", "+.2f") for row in rows])
     for kind, title in (
         ("harmony", "  conflict"),

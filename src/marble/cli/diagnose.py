@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -34,12 +35,15 @@ def diagnose(
         print_json(found.record())
         return
     typer.echo(_wrapped("", found.headline, ""))
-    for finding in found.findings:
+    # Rewards in a row with the same cause and the same remedy share them.
+    for (ailment, change), same in groupby(found.findings, lambda f: (f.ailment, f.change)):
         typer.echo("")
-        about = f" ({finding.reward})" if finding.reward else ""
-        typer.echo(f"{finding.ailment}{about}")
-        typer.echo(_wrapped("  ", finding.said, "  "))
-        typer.echo(_wrapped("  → ", finding.change, "    "))
+        findings = list(same)
+        names = ", ".join(finding.reward for finding in findings if finding.reward)
+        typer.echo(_wrapped("", f"{ailment} ({names})" if names else ailment, "  "))
+        for finding in findings:
+            typer.echo(_wrapped("  ", finding.said, "  "))
+        typer.echo(_wrapped("  → ", change, "    "))
 
 
 def _wrapped(first: str, text: str, rest: str) -> str:

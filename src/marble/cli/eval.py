@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from marble.cli.common import (
     check_device,
@@ -68,15 +69,18 @@ def evaluate(
         print_json(record)
         return
     sources = list(record["by_source"])
-    table = Table(title=f"{policy.label}: held-out prompts, fixed seeds", box=None, padding=(0, 2))
-    table.add_column("score")
+    title = f"{policy.label}: held-out prompts, fixed seeds"
+    table = Table(title=title, box=None, padding=(0, 1))
+    table.add_column("score", no_wrap=True)
     for heading in ("mean", "95 % interval", "n", *sources):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for group in ("rewards", "heldout"):
+        if group == "heldout" and record[group]:
+            table.add_row(Text("not trained on", style="dim"))
         for name, entry in record[group].items():
             means = [record["by_source"][s].get(name) for s in sources]
             table.add_row(
-                name if group == "rewards" else f"{name} (held out)",
+                name,
                 _number(entry["mean"]),
                 "–" if entry["mean"] is None else f"{entry['lo']:.3f} … {entry['hi']:.3f}",
                 str(entry["n"]),
@@ -95,12 +99,14 @@ def _is_main() -> bool:
 
 def _geneval(name: str, entry: dict[str, Any]) -> Table:
     """By tag, with the official figure (mean over the six tags) and the mean over pictures."""
-    table = Table(title=f"{name} by tag", box=None, padding=(0, 2))
-    for heading in (*entry["tags"], "mean over tags", "over pictures", "n"):
+    table = Table(title=f"{name} by tag", box=None, padding=(0, 1))
+    table.add_column("tag", no_wrap=True)
+    for heading in ("mean", "n"):
         table.add_column(heading, justify="right")
-    means = [_number(tag["mean"]) for tag in entry["tags"].values()]
-    overall = (_number(entry["mean_over_tags"]), _number(entry["micro_average"]))
-    table.add_row(*means, *overall, str(entry["n"]))
+    for tag, found in entry["tags"].items():
+        table.add_row(tag, _number(found["mean"]), str(found["n"]))
+    table.add_row("mean over tags", _number(entry["mean_over_tags"]))
+    table.add_row("over pictures", _number(entry["micro_average"]), str(entry["n"]))
     return table
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from marble.cli.common import split_overrides
 from marble.cli.completion import recipe_words
@@ -32,6 +33,32 @@ RecipeWords = Annotated[
         autocompletion=recipe_words,
     ),
 ]
+
+
+class RecipeCommand(TyperCommand):
+    """A verb that takes `RecipeWords`: who writes `--steps 3` is told of train.steps=3."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # Of click, or of typer's copy of it, by version: the name is what they share.
+            if type(error).__name__ != "NoSuchOption":
+                raise
+            option = str(getattr(error, "option_name", ""))
+            near = _fields_called(option.lstrip("-").replace("-", "_"))
+            if not near:
+                raise
+            raise MarbleError(
+                f"{option}: no such option of `marble {self.name}`; a field of the recipe is set "
+                f"as {' or '.join(f'{path}=VALUE' for path in near)}"
+            ) from None
+
+
+def _fields_called(name: str) -> list[str]:
+    from marble.recipe import reference
+
+    return [d.path for d in reference() if d.path.split(".")[-1] == name and "*" not in d.path]
 
 
 def preference(text: str | None) -> dict[str, float] | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from marble.diagnose.evidence import Evidence
+from marble.diagnose.evidence import Evidence, Floats
 from marble.diagnose.words import Finding, number, percent
 
 STILL = 1e-5
@@ -19,12 +19,14 @@ SKIPPED = 0.05
 LAG = 0.5
 """Distance of v_θ to v_old over its distance to the base, above which v_old does not follow."""
 ALIKE = 0.5
-"""Diversity within groups over that of the first steps."""
+"""Least diversity within groups over that of the first steps."""
 BLANK = 0.05
+STEPS = 5
+"""Steps whose mean counts where an extreme is looked for: a single one may be a spike."""
 
 
 def too_small(e: Evidence, rising: list[str]) -> Finding | None:
-    distance = _distance(e)
+    distance = _highest(e.curve("kl"))
     moved = [abs(gain.mean) for gain in e.gains.values()]
     still = distance < STILL if math.isfinite(distance) else bool(moved) and max(moved) < 1e-3
     if not still or rising:
@@ -43,13 +45,13 @@ def too_small(e: Evidence, rising: list[str]) -> Finding | None:
 
 
 def too_large(e: Evidence, rising: list[str]) -> Finding | None:
-    distance = _distance(e)
+    distance = _highest(e.curve("kl"))
     skipped = e.curve("skipped")
     lost = float(np.nanmax(skipped)) / e.steps if np.isfinite(skipped).any() else 0.0
     if lost > SKIPPED:
         seen = f"{percent(lost)} of the steps were skipped for gradients out of bounds"
     elif distance > FAR and not rising:
-        seen = f"the model is {number(distance)} from the base (mean squared velocity)"
+        seen = f"the model was {number(distance)} from the base (mean squared velocity)"
     else:
         return None
     return Finding(
@@ -64,11 +66,11 @@ def too_large(e: Evidence, rising: list[str]) -> Finding | None:
 
 
 def collapse(e: Evidence, rising: list[str]) -> Finding | None:
-    before, now = e.first("drift/diversity"), e.late("drift/diversity", 0.2)
+    before, least = e.first("drift/diversity"), 0.0 - _highest(-e.curve("drift/diversity"))
     blank = e.late("drift/blank", 0.2) - e.first("drift/blank")
     seen = []
-    if before > 0 and now < ALIKE * before:
-        seen.append(f"pictures of one prompt differ by {number(now)}, {number(before)} at first")
+    if before > 0 and least < ALIKE * before:
+        seen.append(f"pictures of one prompt differ by {number(least)}, {number(before)} at first")
     if blank > BLANK:
         seen.append(f"{percent(blank)} more of the pictures are blank")
     if not seen:
@@ -114,8 +116,16 @@ def gamed(e: Evidence, rising: list[str]) -> Finding | None:
     )
 
 
-def _distance(e: Evidence) -> float:
-    return e.late("kl", 0.2)
+def _highest(curve: Floats) -> float:
+    """The highest mean of some steps in a row, NaN where nothing is known.
+
+    Not the last ones: a model that was thrown far off, or collapsed, may come back to the base.
+    """
+    known = curve[np.isfinite(curve)]
+    if not len(known):
+        return math.nan
+    few = min(len(known), STEPS)
+    return float(np.convolve(known, np.full(few, 1 / few), "valid").max())
 
 
 RUN_CAUSES: tuple[Callable[[Evidence, list[str]], Finding | None], ...] = (

@@ -54,7 +54,7 @@ def _cosines(record: dict[str, Any]) -> Table:
     found = record["cosines"]["plain"]
     table = _table("cosine of true gradients (apparent on one batch)", "")
     for name in found["rewards"]:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for i, name in enumerate(found["rewards"]):
         cells = [
             f"{_signed(found['true'][i][j])} ({_signed(found['apparent'][i][j])})" if j < i else ""
@@ -91,7 +91,7 @@ def _weights(record: dict[str, Any]) -> Table:
     table = _table("α of the published rule (marble), by batches averaged", "batches")
     names = list(rule["limit"]["alpha"])
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for size, entry in rule["averaged"].items():
         mean, std = entry["alpha"]["mean"], entry["alpha"]["std"]
         row = [

@@ -15,7 +15,7 @@ from marble.recipe.yamlio import parse, read
 def list_recipes() -> dict[str, str]:
     """Names of the recipes that ship with marble, and a line on each."""
     found = {}
-    for path in sorted(_shipped().glob("*.yaml")):
+    for path in sorted(_shipped().glob("*.yaml"), key=lambda path: path.stem):
         raw = parse(path.read_text(encoding="utf-8"), path.name)
         found[path.stem] = str(raw.get("description", ""))
     return found

@@ -45,28 +45,29 @@ def reference(model: type[BaseModel] = Recipe, prefix: str = "") -> list[FieldDo
 
 
 def _beside(path: str) -> list[FieldDoc]:
-    """Options that objectives and rules declare beside themselves."""
+    """Options that objectives and rules declare beside themselves; one that several share, once."""
     found: list[tuple[str, type[BaseModel], Iterable[str]]] = []
+    choice = "name" if path == "objective" else "method"
     if path == "objective":
         for name in OBJECTIVES:
             options = objective_class(name).Options
             new = [f for f in options.model_fields if f not in DefaultOptions.model_fields]
             changed = [f for f in options.model_fields if f not in new and _differs(options, f)]
-            found.append((f"{{}} (name: {name})", options, [*new, *changed]))
+            found.append((name, options, [*new, *changed]))
     elif path == "balance.options":
         for name, rule in RULES.items():
-            field = Balance.model_fields.get(name)
-            if field is None or _section(field.annotation)[0] is None:  # else they are there
-                found.append((f"{{}} (method: {name})", rule.Options, rule.Options.model_fields))
+            section = Balance.model_fields.get(name)
+            if section is None or _section(section.annotation)[0] is None:  # else they are there
+                found.append((name, rule.Options, rule.Options.model_fields))
+    shared: dict[tuple[str, ...], tuple[FieldInfo, list[str]]] = {}
+    for name, declared, fields in found:
+        for field in fields:
+            info = declared.model_fields[field]
+            told = field, _kind(info.annotation), repr(_default(info)), info.description or ""
+            shared.setdefault(told, (info, []))[1].append(name)
     return [
-        FieldDoc(
-            shown.format(f"{path}.{field}"),
-            _kind(options.model_fields[field].annotation),
-            _default(options.model_fields[field]),
-            options.model_fields[field].description or "",
-        )
-        for shown, options, fields in found
-        for field in fields
+        FieldDoc(f"{path}.{field} ({choice}: {', '.join(names)})", kind, _default(info), about)
+        for (field, kind, _, about), (info, names) in shared.items()
     ]
 
 

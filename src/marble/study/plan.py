@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +75,13 @@ def load_study(path: Path) -> Study:
     """
     data = _read(path)
     seeds = _seeds(data.get("seeds", [0]), f"{path}: seeds")
-    fewer = _by_setting(data, "fewer", path)
+    settings = _mapping(data.get("settings") or {"": {}}, path, "settings")
+    fewer = _by_setting(data, "fewer", path, settings)
     trainer = str(data.get("trainer", "marble"))
     if trainer not in TRAINERS:
         raise MarbleError(f"{path}: trainer: choose one of {', '.join(TRAINERS)}")
     recipe = _recipe(str(data.get("recipe", "studio")), path)
-    without = _by_setting(data, "without", path)
+    without = _by_setting(data, "without", path, settings)
     every = _mapping(data["cells"], path, "cells")
     for name in (str(name) for names in without.values() for name in names):
         if name not in every:
@@ -90,7 +91,7 @@ def load_study(path: Path) -> Study:
         raise MarbleError(f"{path}: common: give a mapping of overrides")
     cells: list[Cell] = []
     names: dict[str, None] = {}
-    for setting, around in _mapping(data.get("settings") or {"": {}}, path, "settings").items():
+    for setting, around in settings.items():
         some = _seeds(fewer.get(setting, seeds), f"{path}: fewer: {setting}")
         for name, own in every.items():
             if name in map(str, without.get(setting, ())):
@@ -129,13 +130,15 @@ def _seeds(given: Any, where: str) -> list[int]:
     return given
 
 
-def _by_setting(data: Mapping[str, Any], key: str, path: Path) -> dict[str, list[Any]]:
+def _by_setting(
+    data: Mapping[str, Any], key: str, path: Path, settings: Container[str]
+) -> dict[str, list[Any]]:
     """Setting → a list."""
     given = data.get(key) or {}
     if not isinstance(given, dict) or not all(isinstance(v, list) for v in given.values()):
         raise MarbleError(f"{path}: {key}: give a mapping of setting to a list")
     for setting in given:
-        if setting not in (data.get("settings") or {}):
+        if str(setting) not in settings:
             raise MarbleError(f"{path}: {key}: there is no setting {setting}")
     return {str(setting): values for setting, values in given.items()}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from marble.errors import MarbleError
 from marble.evaluation import compare_table
@@ -39,7 +40,7 @@ def closing_table(
             table.add_row(*_row(name, known[name], found))
         others = [name for name in known if name not in trained]
         if others:
-            table.add_row("[dim]not trained on[/]")
+            table.add_row(Text("not trained on", style="dim"))
         for name in others:
             table.add_row(*_row(name, known[name], found))
         console.print(table)
@@ -51,17 +52,18 @@ def closing_table(
     console.print(f"report  {told}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _row(name: str, gain: dict[str, Any], found: dict[str, Any]) -> list[str]:
+def _row(name: str, gain: dict[str, Any], found: dict[str, Any]) -> list[Text]:
     sure = gain["lo"] > 0 or gain["hi"] < 0
     colour = ("green" if gain["mean"] > 0 else "red") if sure else "yellow"
-    return [
+    cells = [
         name,
         f"{found['base'][name]['mean']:.3f}",
         f"{found['trained'][name]['mean']:.3f}",
-        f"[{colour}]{signed(gain['mean'])}[/]",
+        signed(gain["mean"]),
         f"{signed(gain['lo'])} … {signed(gain['hi'])}",
         f"{found['won'][name]:.0%}",
     ]
+    return [Text(cell, style=colour if number == 3 else "") for number, cell in enumerate(cells)]
 
 
 def write_report(run: Path) -> Path | str:

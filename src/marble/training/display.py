@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -35,7 +36,7 @@ class _Left(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         left = self.clock.left()
-        return Text("–" if left is None else str(timedelta(seconds=round(left))))
+        return Text("" if left is None else f"{timedelta(seconds=round(left))} left")
 
 
 class Clock:
@@ -89,7 +90,6 @@ class Display:
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
             _Left(self.clock),
             TextColumn("{task.fields[note]}"),
             console=console,
@@ -184,15 +184,15 @@ class Display:
             )
         return table
 
-    def _caption(self) -> Text:
-        caption = f"  means of {RECENT} steps"
+    def _caption(self) -> Padding:
+        caption = f"means of {RECENT} steps"
         if self.gains:
             caption += "; gain: over the base, same prompts and seeds"
         else:
             caption += "; prompts differ from step to step"
         if self.worst is not None:
             caption += f"; worst cosine of the update with a reward: {self.worst:+.3f}"
-        return Text(caption, style="dim italic")
+        return Padding(Text(caption, style="dim italic"), (0, 2))
 
     def _gain(self, name: str) -> str:
         gain = self.gains.get(name)
