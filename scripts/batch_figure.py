@@ -1,6 +1,6 @@
 """Which rule wins as the batch grows: worst and mean gain over the signal in a batch's gradients.
 
-Each study has a record of `marble geometry --base` with as many pictures per step, in the same order.
+Each study has a record of `marble geometry --base` with as many pictures per step, in its order.
 
 python scripts/batch_figure.py studies/results/{small,regime,large}.json \\
     --geometry studies/results/geometry-{24,96,576}.json --out docs/img/study-batches.png
