@@ -13,6 +13,7 @@ from marble.evaluation.harmony import KINDS, harmony
 from marble.evaluation.intervals import gain_interval
 from marble.evaluation.measures import composite, joint_rates, relative_gains, wins
 from marble.evaluation.pareto import hypervolume, pareto_front
+from marble.evaluation.reading import number
 from marble.evaluation.runs import Evaluation, RunRecord, read_run, score_tables
 from marble.evaluation.versus import record as record_versus
 from marble.evaluation.versus import versus
@@ -40,7 +41,7 @@ def compare_table(runs: Sequence[str | Path | RunRecord]) -> dict[str, Any]:
     base = next((record.base for record in records if record.base), None)
     if base is not None:
         rows.insert(0, {"name": "base", "method": None, "scores": _scores(base, names)})
-    means = np.array([[_number(row["scores"][n]["mean"]) for n in names] for row in rows])
+    means = np.array([[number(row["scores"][n]["mean"]) for n in names] for row in rows])
     for row, value in zip(rows, composite(means.reshape(len(rows), len(names)))):
         row["composite"] = float(value)
     trained = [n for n in names if all(n in record.rewards for record in records)]
@@ -123,7 +124,7 @@ def _hypervolume(
 
 
 def _mark_front(rows: list[dict[str, Any]], names: list[str]) -> None:
-    points = np.array([[_number(row["scores"][n]["mean"]) for n in names] for row in rows])
+    points = np.array([[number(row["scores"][n]["mean"]) for n in names] for row in rows])
     if not names or not np.isfinite(points).all():
         return
     for row, on_front in zip(rows, pareto_front(points)):
@@ -139,10 +140,6 @@ def _scores(evaluation: Evaluation, names: list[str]) -> dict[str, dict[str, Any
                 found[name] = {key: entry.get(key) for key in ("mean", "lo", "hi", "n")}
         found.setdefault(name, {"mean": None, "lo": None, "hi": None, "n": 0})
     return found
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def _json(value: float) -> float | None:
