@@ -13,7 +13,7 @@ from marble.bench.side import Side
 
 
 def gradient_errors(public: Side, ours: Side) -> dict[str, Any]:
-    """Relative: ours by the slow path's, beside other splits of the slow path, the farthest of them.
+    """Relative errors: ours by the slow path, beside the farthest of its own splits.
 
     `recorded`: the same direction put together from the K gradients of a refresh.
     """
