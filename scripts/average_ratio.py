@@ -1,9 +1,9 @@
-"""How far one cell of a study is ahead of another in its average training score, in percent.
+"""How far one cell of a study is ahead of another, in percent of its average training score.
 
 python scripts/average_ratio.py runs/study-objectives nft grpo-sum
 
 Per seed the mean over rewards of score/score − 1, on held-out prompts; ± half of the 95 %
-t-interval over seeds. Scores must be positive.
+t-interval over seeds.
 """
 
 from __future__ import annotations

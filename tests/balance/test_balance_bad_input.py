@@ -1,4 +1,4 @@
-"""Every kind of bad input has one answer: see the table in docs/engine.md."""
+"""Every kind of bad input has one answer: see docs/engine.md."""
 
 from dataclasses import replace
 

@@ -13,7 +13,7 @@ from marble.bench.side import Side
 
 
 def gradient_errors(public: Side, ours: Side) -> dict[str, Any]:
-    """Relative errors: ours by the slow path, beside the farthest of its own splits.
+    """Relative: ours by the slow path's, beside the farthest of other splits of the slow path.
 
     `recorded`: the same direction put together from the K gradients of a refresh.
     """
