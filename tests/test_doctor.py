@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from _full_size import full_size_parts
 from marble.cli import app
 from marble.doctor import examine
+from marble.duration import GPUS
 from marble.memory import (
     REWARD_MODELS,
     count_parameters,
@@ -124,6 +125,22 @@ def test_a_users_mistake_is_status_2():
     assert doctor("no-such-recipe").exit_code != 0
     with pytest.raises(Exception, match="one recipe at a time"):
         CliRunner().invoke(app, ["doctor", "studio", "studio-fast"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("card", "ok", "said"),
+    [
+        (None, False, "this is a CPU"),
+        (GPUS["a100"], False, "this is an A100"),
+        (GPUS["h100"], True, "the GPU multiplies it"),
+    ],
+)
+def test_fp8_where_it_cannot_be_had(monkeypatch, card, ok, said):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    checks = {c.what: c for c in examine("studio", ["rollout.fp8=true"], card)}
+    assert checks["fp8"].ok == ok and said in checks["fp8"].found
+    assert ok or checks["fp8"].remedy == "set rollout.fp8=false"
+    assert "fp8" not in {c.what for c in examine("studio", [], card)}
 
 
 # -- the estimate ---------------------------------------------------------------------------------

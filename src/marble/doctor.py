@@ -58,6 +58,8 @@ def checks_of(recipe: Recipe, gpu: GPU | None = None, count: int = 1) -> Iterato
     yield (
         _device(recipe) if gpu is None else Check("device", True, f"{count} × {gpu.name}, as named")
     )
+    if recipe.rollout.fp8:
+        yield _fp8(gpu)
     yield _memory(recipe, gpu)
     yield _time(recipe, gpu, count)
     yield _disk(recipe)
@@ -159,6 +161,21 @@ def _device(recipe: Recipe) -> Check:
         return Check("device", True, found)
     remedy = f"a model of {count / 1e9:.1f} billion parameters trains on a GPU only"
     return Check("device", False, found, remedy)
+
+
+def _fp8(gpu: GPU | None) -> Check:
+    import torch
+
+    from marble.models.fp8 import check, refusal
+
+    def look() -> str:
+        if gpu is None:
+            check(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        elif not gpu.fp8:
+            raise refusal(f"this is an {gpu.name}")
+        return "the GPU multiplies it"
+
+    return _attempt("fp8", look)
 
 
 def _parameters(recipe: Recipe) -> int | None:

@@ -25,18 +25,20 @@ class GPU:
     tflops: float
     """Peak of dense bf16 matrix products, as the vendor states it."""
     memory_gb: float
+    fp8: bool = True
+    """Whether it multiplies fp8 (`rollout.fp8`)."""
 
 
 GPUS = {
     "b200": GPU("B200", 2250, 180),
     "h200": GPU("H200", 989, 141),
     "h100": GPU("H100", 989, 80),
-    "a100": GPU("A100", 312, 80),
-    "a100-40": GPU("A100 40 GB", 312, 40),
+    "a100": GPU("A100", 312, 80, fp8=False),
+    "a100-40": GPU("A100 40 GB", 312, 40, fp8=False),
     "l40s": GPU("L40S", 362, 48),
-    "a6000": GPU("RTX A6000", 155, 48),
+    "a6000": GPU("RTX A6000", 155, 48, fp8=False),
     "rtx4090": GPU("RTX 4090", 165, 24),
-    "rtx3090": GPU("RTX 3090", 71, 24),
+    "rtx3090": GPU("RTX 3090", 71, 24, fp8=False),
 }
 
 

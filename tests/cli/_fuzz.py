@@ -101,6 +101,6 @@ def command(*words: object) -> str:
     said = err.getvalue()
     assert status in (0, 2), said
     assert "Traceback" not in said
-    if status == 2 and "Usage:" not in said:  # arguments that are none are typer's to explain
+    if status == 2:
         assert len(said.strip().splitlines()) == 1 and said.startswith("marble: "), said
     return said

@@ -47,6 +47,8 @@ VERBS = [
     ("train", "RUN/config.yaml", "train.steps=1", "--out", "new"),
     ("bench", "train", "RUN"),
     ("bench", "checkpoint", "RUN"),
+    ("bench", "loop", "RUN"),
+    ("bench", "options", "RUN"),
     ("eval", "base", "--recipe", "child.yaml"),
     ("train", "child.yaml", "train.steps=1", "--out", "new"),
     ("train", "grandchild.yaml", "train.steps=1", "--out", "new"),
@@ -188,7 +190,10 @@ class Mine(NFT):
 """
 
 
-@pytest.mark.parametrize("verb", ["checkpoint", pytest.param("train", marks=pytest.mark.slow)])
+SLOW = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("train", "loop", "options")]
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", *SLOW])
 def test_bench_with_trust_runs_a_plug_in(marble, trained, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
     run = shutil.copytree(trained, tmp_path / "theirs")
@@ -196,7 +201,8 @@ def test_bench_with_trust_runs_a_plug_in(marble, trained, tmp_path, monkeypatch,
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["objective"]["name"] = f"{tmp_path}/plug.py:Mine"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    words = ("bench", verb, run, "--rounds", "1", "--device", "cpu", "--json")
+    rounds = "--repeats" if verb in ("loop", "options") else "--rounds"
+    words = ("bench", verb, run, rounds, "1", "--device", "cpu", "--json")
     assert "--trust" in marble(*words).err
     assert marble(*words, "--trust").status == 0
 

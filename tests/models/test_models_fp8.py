@@ -156,7 +156,7 @@ def test_compiled_blocks_take_it_too(adapter):
 
 
 def test_devices_that_cannot_are_told(monkeypatch):
-    with pytest.raises(MarbleError, match=r"capability 8\.9.*this is a CPU; set it to false"):
+    with pytest.raises(MarbleError, match=r"capability 8\.9.*this is a CPU; set rollout.fp8=false"):
         fp8.check(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
     for has, fits in (((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)):

@@ -20,7 +20,7 @@ def test_a_folder_that_is_no_run_is_one_line_and_status_2(tmp_path: Path) -> Non
     told = subprocess.run([*MARBLE, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert told.returncode == 2 and told.stdout == ""
     assert told.stderr.count("\n") == 1
-    assert told.stderr.startswith(f"marble: {tmp_path} is not a run folder")
+    assert told.stderr.startswith(f"marble: {tmp_path}: not a run folder")
     assert not (tmp_path / "report.html").exists()
 
 

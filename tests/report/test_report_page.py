@@ -35,13 +35,18 @@ def test_importing_the_report_does_not_import_torch() -> None:
 
 def test_a_folder_that_is_no_run_gives_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for path, words in (("empty", "not a run folder"), ("absent", "not a folder")):
+    for path, words in (("empty", "not a run folder"), ("absent", "no such folder")):
         with pytest.raises(MarbleError, match=words) as error:
             write([tmp_path / path], tmp_path / "page.html")
         assert "\n" not in str(error.value) and "marble train" in str(error.value)
     with pytest.raises(MarbleError, match="no run given"):
         write([], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_needs_a_name(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(MarbleError, match=r"a folder; give the page a name, .*report\.html"):
+        write([run], tmp_path)
 
 
 def test_the_page_stands_alone(pages: dict[str, Path]) -> None:

@@ -135,6 +135,14 @@ def test_refused_on_two_processes(run):
     assert contents(run) == before
 
 
+def test_a_finished_run_says_how_to_go_on(run):
+    outcome, said = run_here(run / "config.yaml", run, resume=True)
+    assert outcome.finished and "resuming" not in said
+    step = outcome.step
+    assert f"all {step} steps are done" in said
+    assert f"marble train --resume {run} train.steps={2 * step}" in said.replace("\n", " ")
+
+
 def test_another_seed_is_told(run):
     outcome, said = run_here(run / "config.yaml", run, "train.seed=7", "train.steps=5", resume=True)
     assert outcome.finished

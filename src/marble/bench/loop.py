@@ -45,6 +45,7 @@ def bench_loop(
     memory_limit: float | None = None,
     out: Path | None = None,
     quick: bool = False,
+    trust: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measures both loops in turn, part by part, and puts steps together from the parts.
@@ -59,7 +60,7 @@ def bench_loop(
     on = Processes(device).device
     if memory_limit is not None:
         _limit(memory_limit, on)
-    recipe = load_recipe(name, overrides)
+    recipe = load_recipe(name, overrides, trust=trust)
     recipe = fitted(recipe, on, 1)
     report = Report(out, say)
     report.note(**about(recipe, on, memory_limit))

@@ -48,12 +48,13 @@ def bench_options(
     pictures: int = 16,
     repeats: int = 3,
     out: Path | None = None,
+    trust: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Errors and times of each option, for the recipe's model; its weights are random unless its
     files are here. `pictures` of four prompts are drawn, and trained on with random rewards."""
     on = Processes(device).device
-    recipe = fitted(load_recipe(name, overrides), on, 1)
+    recipe = fitted(load_recipe(name, overrides, trust=trust), on, 1)
     report = Report(out, say)
     made = about(recipe, on, None)
     report.note(**made | {"what": f"{recipe.name}: options that trade exactness for speed"})

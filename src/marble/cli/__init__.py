@@ -24,10 +24,11 @@ from marble.cli import (
     study,
     train,
 )
-from marble.cli.options import RecipeCommand
+from marble.cli.usage import Command, Group, RecipeCommand
 
 app = typer.Typer(
     name="marble",
+    cls=Group,
     help="Fine-tune diffusion models on many rewards at once.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -53,15 +54,15 @@ def options(
 
 app.command("train", cls=RecipeCommand)(train.train)
 app.command("eval", cls=RecipeCommand)(eval.evaluate)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("diagnose")(diagnose.diagnose)
-app.command("geometry")(geometry.geometry)
-app.command("sample")(sample.sample)
-app.command("merge")(merge.merge)
-app.command("study")(study.study)
-app.command("serve")(serve.serve)
-app.command("prompts")(prompts.prompts)
+app.command("compare", cls=Command)(compare.compare)
+app.command("report", cls=Command)(report.report)
+app.command("diagnose", cls=Command)(diagnose.diagnose)
+app.command("geometry", cls=Command)(geometry.geometry)
+app.command("sample", cls=Command)(sample.sample)
+app.command("merge", cls=Command)(merge.merge)
+app.command("study", cls=Command)(study.study)
+app.command("serve", cls=Command)(serve.serve)
+app.command("prompts", cls=Command)(prompts.prompts)
 app.command("recipes", cls=RecipeCommand)(recipes.recipes)
 app.command("doctor", cls=RecipeCommand)(doctor.doctor)
 app.add_typer(bench.app, name="bench")

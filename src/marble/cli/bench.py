@@ -9,12 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from marble.cli import bench_tables
-from marble.cli.common import check_device, print_json, stdout_kept
+from marble.cli.common import check_device, check_file, print_json, stdout_kept
 from marble.cli.options import Device, Json, RecipeWords, Trust, one_recipe
+from marble.cli.usage import Command, Group, RecipeCommand
 from marble.errors import MarbleError
 
 app = typer.Typer(
-    help="Measure speed on this machine; what is compared is timed in turn.", no_args_is_help=True
+    cls=Group,
+    help="Measure speed on this machine; what is compared is timed in turn.",
+    no_args_is_help=True,
 )
 
 Rewards = Annotated[
@@ -22,7 +25,7 @@ Rewards = Annotated[
 ]
 
 
-@app.command("gradients")
+@app.command("gradients", cls=Command)
 def gradients(
     k: Rewards = "5,64",
     repeats: Annotated[int, typer.Option(help="Rounds; figures are medians.", min=1)] = 7,
@@ -44,7 +47,7 @@ def gradients(
     _give(lambda: bench_gradients(numbers, repeats=repeats), bench_tables.show_gradients, as_json)
 
 
-@app.command("solver")
+@app.command("solver", cls=Command)
 def solver(
     k: Rewards = "5,16,64",
     repeats: Annotated[int, typer.Option(help="Gram matrices per K.", min=1)] = 30,
@@ -64,7 +67,7 @@ def solver(
     _give(lambda: bench_solver(numbers, repeats=repeats), bench_tables.show_solver, as_json)
 
 
-@app.command("train")
+@app.command("train", cls=RecipeCommand)
 def train(
     words: RecipeWords = None,
     rounds: Annotated[int, typer.Option(help="Epochs of each variant.", min=1)] = 9,
@@ -94,7 +97,7 @@ def train(
     )
 
 
-@app.command("loop")
+@app.command("loop", cls=RecipeCommand)
 def loop(
     words: RecipeWords = None,
     out: Annotated[
@@ -139,8 +142,9 @@ def loop(
             device=device,
             repeats=repeats,
             memory_limit=memory_limit,
-            out=out,
+            out=check_file(out),
             quick=quick,
+            trust=trust,
             say=lambda text: typer.echo(text, err=True),
         ),
         bench_tables.show_loop,
@@ -148,7 +152,7 @@ def loop(
     )
 
 
-@app.command("options")
+@app.command("options", cls=RecipeCommand)
 def options(
     words: RecipeWords = None,
     out: Annotated[
@@ -183,7 +187,8 @@ def options(
             device=device,
             pictures=pictures,
             repeats=repeats,
-            out=out,
+            out=check_file(out),
+            trust=trust,
             say=lambda text: typer.echo(text, err=True),
         ),
         bench_tables.show_options,
@@ -191,9 +196,9 @@ def options(
     )
 
 
-@app.command("studio")
+@app.command("studio", cls=Command)
 def studio(
-    pictures: Annotated[int, typer.Option(help="Pictures a round.", min=1)] = 64,
+    pictures: Annotated[int, typer.Option(help="Pictures per round.", min=1)] = 64,
     rounds: Annotated[int, typer.Option(help="Figures are medians of so many.", min=1)] = 5,
     device: Device = None,
     as_json: Json = False,
@@ -216,7 +221,7 @@ def studio(
     )
 
 
-@app.command("checkpoint")
+@app.command("checkpoint", cls=RecipeCommand)
 def checkpoint(
     words: RecipeWords = None,
     every: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 10,

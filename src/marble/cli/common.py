@@ -7,7 +7,9 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +76,18 @@ def table_console() -> Console:
     return Console(width=1000, soft_wrap=True, markup=False, file=cast("TextIO", _Trimmed()))
 
 
+def wrapped(text: str, first: str = "", rest: str = "") -> str:
+    """A paragraph in the width of the terminal, 100 columns at most; words stay whole."""
+    return textwrap.fill(
+        text,
+        min(100, shutil.get_terminal_size((100, 24)).columns),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def check_device(device: str | None) -> str | None:
     """`cpu`, `cuda` or `cuda:N`, and there."""
     if device is None or device == "cpu":
@@ -93,6 +107,18 @@ def make_folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MarbleError(f"{path}: cannot be created ({error.strerror}); choose another") from None
+    return path
+
+
+def check_file(path: Path | None) -> Path | None:
+    """A file for results, asked for before the work that fills it: it can be written."""
+    if path is None:
+        return None
+    make_folder(path.parent)
+    if path.is_dir():
+        raise MarbleError(f"{path}: a folder; give the name of a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise MarbleError(f"{path}: cannot be written; choose another")
     return path
 
 
@@ -131,7 +157,7 @@ class Policy:
 def find_policy(
     target: str, recipe: str | None, overrides: list[str], *, trust: bool = False
 ) -> Policy:
-    """`base`, `studio-trained`, a run folder, or a LoRA file or folder."""
+    """`base`, `studio-trained`, a run folder, one of its checkpoints, or a LoRA file or folder."""
     if target == TRAINED:
         if recipe is not None:
             raise MarbleError(f"{TRAINED}: a LoRA of the studio model; leave out --recipe")
@@ -150,6 +176,15 @@ def find_policy(
         passed_over = {passed.name: problem for passed, problem in damaged.items()}
         label = f"{path.resolve().name}, {checkpoint.name}"
         return Policy(chosen, checkpoint / "lora", label, step_of(checkpoint), passed_over, origin)
+    checkpoint = path.parent if path.name == "lora" else path
+    run = checkpoint.resolve().parent.parent
+    if (checkpoint / "lora").is_dir() and (run / "config.yaml").is_file():
+        from marble.training.checkpoint import step_of
+
+        origin = recipe or str(run / "config.yaml")
+        chosen = load_recipe(origin, overrides, trust=trust)
+        label = f"{run.name}, {checkpoint.name}"
+        return Policy(chosen, checkpoint / "lora", label, step_of(checkpoint), origin=origin)
     is_file = path.is_file() and path.suffix == ".safetensors"
     if is_file or any(path.glob("*.safetensors")):
         return Policy(load_recipe(origin, overrides, trust=trust), path, path.stem, origin=origin)

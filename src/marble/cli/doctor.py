@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from typing import Annotated, Any
 
 import typer
 
-from marble.cli.common import print_json
+from marble.cli.common import print_json, wrapped
 from marble.cli.options import Json, RecipeWords, one_recipe
+from marble.errors import MarbleError
 
 INDENT = " " * 10
 
@@ -20,7 +19,7 @@ def doctor(
         str | None,
         typer.Option(help="Memory and time for this card instead of this machine, e.g. a100."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many of them; default: 1.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say whether this machine can run a recipe, what is missing, and how to get it.
@@ -42,8 +41,10 @@ def doctor(
 
     recipe, overrides = one_recipe(words)
     name = recipe or "studio"
+    if gpus is not None and gpu is None:
+        raise MarbleError(f"--gpus {gpus}: how many of which? Name the card too, e.g. --gpu a100")
     card = None if gpu is None else named_gpu(gpu)
-    checks = examine(name, overrides, card, gpus)
+    checks = examine(name, overrides, card, gpus or 1)
     missing = [check for check in checks if not check.ok]
     if as_json:
         records = [check.record() for check in checks]
@@ -52,12 +53,12 @@ def doctor(
         for check in checks:
             _show(check)
         for note in notes(load_recipe(name, overrides)):
-            typer.echo(_wrapped("note      ", note))
+            typer.echo(wrapped(note, "note      ", INDENT))
         typer.echo("")
         if missing:
             _show_downloads(missing)
             listed = ", ".join(check.what for check in missing)
-            typer.echo(_wrapped("", f"{name} is not ready; missing: {listed}", "  "))
+            typer.echo(wrapped(f"{name} is not ready; missing: {listed}", "", "  "))
         else:
             typer.echo(f"{name} is ready: marble train {' '.join([name, *overrides])}")
     if missing:
@@ -66,9 +67,9 @@ def doctor(
 
 def _show(check: Any) -> None:
     mark = "ok" if check.ok else "MISSING"
-    typer.echo(_wrapped(f"{mark:<8}  ", f"{check.what}: {check.found}"))
+    typer.echo(wrapped(f"{check.what}: {check.found}", f"{mark:<8}  ", INDENT))
     if not check.ok and check.remedy:
-        typer.echo(_wrapped(INDENT + "→ ", check.remedy, INDENT + "  "))
+        typer.echo(wrapped(check.remedy, INDENT + "→ ", INDENT + "  "))
 
 
 def _show_downloads(missing: list[Any]) -> None:
@@ -78,14 +79,3 @@ def _show_downloads(missing: list[Any]) -> None:
         typer.echo("Downloads:\n")
         typer.echo("\n".join(commands))
         typer.echo("")
-
-
-def _wrapped(first: str, text: str, rest: str = INDENT) -> str:
-    return textwrap.fill(
-        text,
-        min(100, shutil.get_terminal_size((100, 24)).columns),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

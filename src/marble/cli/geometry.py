@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marble.cli.common import check_device, make_folder, print_json, stdout_kept, table_console
+from marble.cli.common import check_device, check_file, print_json, stdout_kept, table_console
 from marble.cli.options import Device, Json, Trust
 from marble.errors import MarbleError
 
@@ -43,6 +43,7 @@ def geometry(
     from rich.console import Console
     from rich.progress import Progress
 
+    from marble.evaluation.reading import run_folder
     from marble.geometry.check import warning
     from marble.geometry.run import measure_run
     from marble.geometry.table import show
@@ -53,11 +54,15 @@ def geometry(
     if target not in (None, "full", "reward"):
         raise MarbleError(f"--target {target}: must be full or reward")
     device = check_device(device)
-    if (run / "config.yaml").is_file():
-        require_trust(load_recipe(run, trust=trust), run, [], trust)
-    if out is not None:
-        make_folder(out.parent)
-    with stdout_kept(as_json), Progress(console=Console(stderr=True), transient=True) as shown:
+    run = run_folder(run)
+    require_trust(load_recipe(run, trust=trust), run, [], trust)
+    check_file(out)
+    console = Console(stderr=True)
+    quiet = not console.is_terminal  # it would leave an empty line
+    with (
+        stdout_kept(as_json),
+        Progress(console=console, transient=True, disable=quiet) as shown,
+    ):
         bar = shown.add_task("batches", total=batches)
         record = measure_run(
             run,

@@ -12,7 +12,7 @@ from marble.cli.options import Json
 
 
 def prompts(
-    kind: Annotated[str, typer.Argument(help="geneval or ocr.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="geneval or ocr.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder; default: data/KIND.")
     ] = None,

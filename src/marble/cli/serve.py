@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from marble.cli.common import check_device
 from marble.cli.options import Device
 from marble.errors import MarbleError
 
@@ -20,7 +21,9 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than loopback needs a key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8765,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")
+    ] = 8765,
     device: Device = None,
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable that holds the API key.")
@@ -71,6 +74,7 @@ def serve(
         deadline_s=deadline,
         isolate=isolate,
     )
+    device = check_device(device)
     if device is None:
         import torch
 

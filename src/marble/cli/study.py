@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from marble.cli.common import print_json, table_console
+from marble.cli.common import check_device, print_json, table_console
+from marble.cli.options import Device, Json
 
 
 def study(
@@ -19,7 +20,7 @@ def study(
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs side by side.")] = 1,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs to share the runs out to.")] = 1,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
+    device: Device = None,
     keep: Annotated[bool, typer.Option(help="Keep every run's checkpoints.")] = False,
     run: Annotated[
         bool, typer.Option(help="Run what is missing; --no-run: tables of what is there.")
@@ -28,7 +29,7 @@ def study(
     docs: Annotated[
         Path | None, typer.Option(help="Write the result into this page's block for the study.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run settings × methods × seeds and write one table and one page; goes on where it stopped.
 
@@ -49,6 +50,7 @@ def study(
     from marble.study.show import show
     from marble.training.metrics import plain
 
+    device = check_device(device)
     plan = load_study(path)
     folder = out or Path("runs") / f"study-{plan.name}"
 

@@ -39,6 +39,7 @@ def train(
 
     - `accelerate launch --num_processes 8 -m marble train sd35m-5rewards`
     """
+    from marble.evaluation.reading import run_folder
     from marble.recipe import load_recipe
     from marble.recipe.trust import require_trust
 
@@ -46,8 +47,7 @@ def train(
     if resume is not None:
         if name or out is not None:
             raise MarbleError("--resume takes the recipe and the folder of the run it goes on with")
-        if not (resume / "config.yaml").is_file():
-            raise MarbleError(f"{resume}: not a run folder (it has no config.yaml)")
+        resume = run_folder(resume)
         recipe = load_recipe(str(resume / "config.yaml"), overrides, trust=trust)
         folder = resume
     else:

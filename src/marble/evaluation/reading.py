@@ -6,17 +6,46 @@ out here, once, so that no reader has to ask again; what cannot be read at all i
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marble.errors import MarbleError
 from marble.recipe.yamlio import read
 
 _SCORED = ("rewards", "heldout", "geneval", "by_source")
 _MOST = 2**53
 """Whole numbers up to here are exact in every format that a run is written in."""
+
+
+def run_folder(given: Path | str) -> Path:
+    """The folder of a run, finished or not; one that is none is told, with the one that is meant
+    where a run has nearly that name or lies in `runs`."""
+    try:
+        path = Path(given).expanduser()
+        if (path / "config.yaml").is_file():
+            return path
+        what = "not a run folder (it has no config.yaml)" if path.is_dir() else "no such folder"
+        if path.is_file():
+            what = "a file, not a run folder"
+        meant = _meant(path)
+    except (OSError, RuntimeError, ValueError):  # a name that no folder can have
+        what, meant = "no such folder", None
+    hint = f"did you mean {meant}?" if meant else "give a folder that `marble train` wrote"
+    raise MarbleError(f"{given}: {what}; {hint}")
+
+
+def _meant(path: Path) -> Path | None:
+    for place in (path.parent, Path("runs")):
+        there = place.iterdir() if place.is_dir() else ()
+        runs = [folder.name for folder in there if (folder / "config.yaml").is_file()]
+        near = difflib.get_close_matches(path.name, runs, n=1)
+        if near:
+            return place / near[0]
+    return None
 
 
 def parse_json(text: str) -> Any:

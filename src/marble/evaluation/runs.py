@@ -20,6 +20,7 @@ from marble.evaluation.reading import (
     parse_json,
     read_config,
     read_json,
+    run_folder,
     step_of,
 )
 
@@ -132,9 +133,7 @@ class RunRecord:
 
 def read_run(folder: str | Path) -> RunRecord:
     """A run folder, finished or not."""
-    path = Path(folder).expanduser()
-    if not (path / "config.yaml").is_file():
-        raise MarbleError(f"{folder}: not a run folder (no config.yaml)")
+    path = run_folder(folder)
     return RunRecord(
         path=path,
         config=read_config(path / "config.yaml"),

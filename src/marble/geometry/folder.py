@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marble.errors import MarbleError
-from marble.evaluation.reading import numbers, step_of
+from marble.evaluation.reading import numbers, run_folder, step_of
 from marble.evaluation.runs import read_jsonl
 from marble.recipe import Recipe, load_recipe
 from marble.training.checkpoint import State, load_state, newest_complete
@@ -44,9 +44,7 @@ class Place:
 
 def open_run(folder: Path, *, base: bool = False, trust: bool = False) -> Place:
     """The run in `folder` at its newest whole checkpoint, or before its first step."""
-    if not (folder / "config.yaml").is_file():
-        what = "not a run folder (it has no config.yaml)" if folder.is_dir() else "no such folder"
-        raise MarbleError(f"{folder}: {what}; give the folder of a run, such as runs/mine")
+    folder = run_folder(folder)
     recipe = load_recipe(str(folder / "config.yaml"), trust=trust)
     state: State | None = None
     damaged: dict[Path, str] = {}

@@ -45,10 +45,15 @@ def check(device: torch.device) -> None:
             name = torch.cuda.get_device_name(device)
             problem = f"{name} has compute capability {has[0]}.{has[1]}"
     if problem:
-        raise MarbleError(
-            f"rollout.fp8: needs a GPU of compute capability {NEEDED[0]}.{NEEDED[1]} or more (Ada, "
-            f"Hopper, Blackwell), and {problem}; set it to false"
-        )
+        raise refusal(problem)
+
+
+def refusal(problem: str) -> MarbleError:
+    """What is said where fp8 is not to be had."""
+    return MarbleError(
+        f"rollout.fp8: needs a GPU of compute capability {NEEDED[0]}.{NEEDED[1]} or more (Ada, "
+        f"Hopper, Blackwell), and {problem}; set rollout.fp8=false"
+    )
 
 
 def quantised(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ class Options(ObjectiveOptions):
     )
     clip: Positive = Field(
         default=1.0,
-        description="`awm`: ratios count up to 1 ± this; 1: the pull to v_old alone is the brake.",
+        description="Ratios count up to 1 ± this; 1: the pull to v_old alone is the brake.",
     )
 
 

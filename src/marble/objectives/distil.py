@@ -25,7 +25,7 @@ class Options(ObjectiveOptions):
     )
     teachers: dict[Name, str] = Field(
         default={},
-        description="`distil`: reward → run folder or LoRA folder of its specialist; every reward "
+        description="Reward → run folder or LoRA folder of its specialist; every reward "
         "trained has one.",
     )
 

@@ -24,7 +24,7 @@ class Options(ObjectiveOptions):
     )
     beta: Positive = Field(
         default=50.0,
-        description="`dpo`: how soon a preference is satisfied as θ goes from v_old.",
+        description="How soon a preference is satisfied as θ goes from v_old.",
     )
 
 

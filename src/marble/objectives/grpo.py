@@ -21,7 +21,7 @@ class Options(ObjectiveOptions):
         description="Weight of the KL of a step to the base's, ‖μ_θ − μ_ref‖²/(2 std²).",
     )
     clip: Positive = Field(
-        default=4e-4, description="`grpo`: ratios count up to 1 ± this, per element of a sample."
+        default=4e-4, description="Ratios count up to 1 ± this, per element of a sample."
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from marble.errors import MarbleError
 from marble.harmonise import DEFAULT, RULES, GramRule, Progress, Rule, rule_class
+from marble.objectives import OBJECTIVES
 from marble.recipe.base import (
     Count,
     Decay,
@@ -216,7 +217,10 @@ class Balance(Section):
         try:
             rule = self.rule
         except MarbleError as error:
-            raise ValueError(f"method: {error}") from None
+            name, told = self.method, str(error)
+            if name in OBJECTIVES:
+                told = f"{name} is an objective; set objective.name={name}"
+            raise ValueError(f"method: {told}") from None
         try:
             rule.read_options(self._plain_options)
         except MarbleError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from marble.objectives import OBJECTIVES, objective_class
 from marble.recipe.schema import Recipe
 
 # Keys that people look for in another place, or that other tools call otherwise.
@@ -31,6 +32,7 @@ _TYPES = {
     "bool_type": "true or false",
     "string_type": "text",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
     "model_attributes_type": "a mapping of keys to values",
@@ -41,8 +43,12 @@ _TYPES = {
 def explain(error: ValidationError, raw: Any, model: type[BaseModel] = Recipe) -> str:
     """The first problem, as `dotted.path: what is wrong and what is right`, and how many more."""
     problems = _worst_first(error.errors())
+    where = [_field(p, raw) for p in problems]
     line = _one(problems[0], raw, model)
-    more = len({p["loc"] for p in problems}) - 1
+    either = [p for p, loc in zip(problems, where) if loc == where[0] != p["loc"]]
+    if len(either) > 1:  # a field of several types, none of which the value has
+        line = _any_of(either, where[0], raw)
+    more = len(set(where)) - 1
     return f"{line} (and {more} more)" if more > 0 else line
 
 
@@ -66,6 +72,23 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def _worst_first(problems: list[Any]) -> list[Any]:
     """An unknown key explains a missing one, so it is told first."""
     return sorted(problems, key=lambda p: p["type"] != "extra_forbidden")
+
+
+def _field(problem: Any, raw: Any) -> tuple[Any, ...]:
+    """Place of the field; for one of several types pydantic adds which of them it tried."""
+    *place, last = problem["loc"] or (None,)
+    here = raw
+    for part in place:
+        here = _step(here, part)
+    tried = problem["type"] != "missing" and last is not None and here == problem.get("input")
+    return tuple(place) if tried else problem["loc"]
+
+
+def _any_of(problems: Sequence[Any], loc: tuple[Any, ...], raw: Any) -> str:
+    path = _dotted(loc, raw)
+    told = [_one({**p, "loc": loc}, raw, BaseModel).removeprefix(f"{path}: ") for p in problems]
+    wanted = [text.partition(", got ")[0].removeprefix("must be ") for text in told]
+    return f"{path}: must be {', or '.join(wanted)}, got {_show(problems[0].get('input'))}"
 
 
 def _one(problem: Any, raw: Any, model: type[BaseModel]) -> str:
@@ -122,17 +145,26 @@ def _unknown_key(loc: tuple[Any, ...], path: str, model: type[BaseModel]) -> str
     if generic in _ELSEWHERE:
         return f"{path}: unknown key; it is {_ELSEWHERE[generic]}"
     siblings = _fields_at(loc[:-1], model)
+    having = _objectives_with(key) if loc[:-1] == ("objective",) else []
+    if having:
+        return f"{path}: unknown key; an option of objective.name {' and '.join(having)}"
     near = nearest(key, siblings)
     prefix = path.removesuffix(key)
     if near:
         return f"{path}: unknown key; did you mean {prefix}{near}?"
     same = [p for p in known_paths(model) if p.split(".")[-1] == key]
     if same:
-        return f"{path}: unknown key; did you mean {same[0]}?"
+        *others, last = sorted(same, key=lambda p: not p.startswith("train."))
+        either = f"{', '.join(others)} or {last}" if others else last
+        return f"{path}: unknown key; did you mean {either}?"
     far = nearest(path, known_paths(model))
     if far and far.split(".")[-1] not in siblings:
         return f"{path}: unknown key; did you mean {far}?"
     return f"{path}: unknown key; known here: {', '.join(siblings)}"
+
+
+def _objectives_with(key: str) -> list[str]:
+    return [name for name in OBJECTIVES if key in objective_class(name).Options.model_fields]
 
 
 def _fields_at(loc: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
@@ -152,6 +184,7 @@ def _section_in(kind: Any) -> type[BaseModel] | None:
 
 def _choice(expected: str, value: Any) -> str:
     options = expected.replace("'", "").replace(" or ", ", ")
+    options = options.replace("True", "true").replace("False", "false")  # as YAML has them
     near = nearest(str(value), options.split(", ")) if isinstance(value, str) else None
     hint = f"; did you mean {near}?" if near else ""
     return f"must be one of {options}, got {_show(value)}{hint}"

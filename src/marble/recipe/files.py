@@ -38,9 +38,8 @@ def find(name: str, beside: Path | None = None) -> Path:
             return path
         if path.is_dir() and (path / "config.yaml").is_file():
             return path / "config.yaml"
-    known = list_recipes()
-    near = _misspelt(name) or nearest(name, known)
-    hint = f"did you mean {near}?" if near else f"known: {', '.join(known)}"
+    near = _misspelt(name) or nearest(name, list_recipes())
+    hint = f"did you mean {near}?" if near else "`marble recipes` lists those that ship with marble"
     raise RecipeError(f"no recipe or file called '{name}'; {hint}")
 
 
@@ -51,9 +50,9 @@ def _misspelt(name: str) -> str | None:
         there = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]
     except (OSError, RuntimeError, ValueError):
         return None
-    same = [name for name in there if Path(name).stem == path.stem]
-    close = same[0] if same else nearest(path.name, there)
-    return None if close is None else str(path.parent / close)
+    stems = {Path(name).stem: name for name in there}
+    close = nearest(path.stem, stems)  # by endings alone all of them are alike
+    return None if close is None else str(path.parent / stems[close])
 
 
 def chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -72,8 +71,11 @@ def chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         seen.append(place)
         raw = read(path)
         if not isinstance(raw, dict):
-            kind = type(raw).__name__
-            raise RecipeError(f"{path}: a recipe is a mapping of sections, not {kind}")
+            kind = {type(None): "nothing", list: "a list"}.get(type(raw), "a single value")
+            raise RecipeError(
+                f"{path}: a recipe is a mapping of sections, and this file holds {kind}; begin it "
+                "with `extends: studio`"
+            )
         if "rewards" in raw:
             raw["rewards"] = placed(raw["rewards"], place.parent)
         parent = raw.pop("extends", None)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from marble.errors import MarbleError, RecipeError
+from marble.harmonise import RULES
 from marble.plugins import guarded
 from marble.recipe.balance import Rewards
 from marble.recipe.explain import explain, nearest
@@ -53,7 +54,9 @@ def recipe_from(
     try:
         model = recipe_class(merged)
     except MarbleError as error:
-        raise RecipeError(f"{where}: objective.name: {error}") from None
+        name = merged["objective"]["name"]
+        told = f"{name} is a method; set balance.method={name}" if name in RULES else str(error)
+        raise RecipeError(f"{where}: objective.name: {told}") from None
     try:
         return model.model_validate(merged)
     except ValidationError as error:
@@ -156,7 +159,7 @@ def _override(raw: dict[str, Any], text: str) -> dict[str, Any]:
         raw = copy.deepcopy(raw)
         if _set_in_list(raw, parts, parsed):
             return raw
-    return _layer(raw, layer, f"override {key}")
+    return _layer(raw, layer, "override")
 
 
 def _override_reward(raw: dict[str, Any], name: str, rest: list[str], value: Any) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def _kind(kind: Any) -> str:
     if origin is Annotated:
         return _kind(get_args(kind)[0])
     if origin is Literal:
-        return " | ".join(map(str, get_args(kind)))
+        shown = (str(arg).lower() if isinstance(arg, bool) else str(arg) for arg in get_args(kind))
+        return " | ".join(shown)
     if origin in (Union, types.UnionType):
         return " | ".join("null" if arg is type(None) else _kind(arg) for arg in get_args(kind))
     if origin is list:

@@ -98,7 +98,7 @@ class Data(Section):
         default_factory=dict, description="Prompt sources by name; a plain path is shorthand."
     )
     prompts_per_epoch: PositiveInt = Field(
-        default=48, description="Prompts an epoch, over all devices."
+        default=48, description="Prompts per epoch, over all devices."
     )
     images_per_prompt: PositiveInt = Field(
         default=24,
@@ -222,7 +222,7 @@ class Train(Section):
         default=0.99,
         description="Part of the sampling timesteps trained on, drawn anew for each sample.",
     )
-    precision: Precision | Literal["auto"] | None = Field(
+    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = Field(
         default=None,
         description="Number format of the computation (autocast); null: model.dtype; auto: bf16 on "
         "a CPU that has instructions for it.",

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from marble.errors import MarbleError
 from marble.evaluation.harmony import KINDS
 from marble.evaluation.reading import (
     entries,
@@ -25,6 +24,7 @@ from marble.evaluation.reading import (
     parse_json,
     read_config,
     read_json,
+    run_folder,
     step_of,
 )
 from marble.evaluation.runs import Evaluation, RunRecord, evaluation_of, read_jsonl
@@ -153,14 +153,7 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run folder; a folder that is none is the user's mistake, said in one line."""
-    path = Path(path)
-    if not path.is_dir():
-        raise MarbleError(f"{path} is not a folder; give a run folder written by `marble train`")
-    if not (path / "config.yaml").is_file():
-        raise MarbleError(
-            f"{path} is not a run folder: it has no config.yaml; "
-            "give a folder written by `marble train`"
-        )
+    path = run_folder(path)
     return Run(
         path=path,
         config=read_config(path / "config.yaml"),

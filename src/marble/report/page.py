@@ -55,9 +55,13 @@ def write(runs: Sequence[Path | str], out: Path | str, *, refresh_s: int | None 
     """
     if not runs:
         raise MarbleError("no run given; try `marble report RUN`")
+    target = Path(out)
+    if target.is_dir():
+        raise MarbleError(
+            f"{target}: a folder; give the page a name, such as {target / 'report.html'}"
+        )
     read = [read_run(Path(path)) for path in runs]
     html = render(read, refresh_s=refresh_s)
-    target = Path(out)
     try:
         _put(html, target)
     except OSError as error:

@@ -127,7 +127,12 @@ def _train(
             )
         if resume:
             _go_on(trainer, state, recorder, say)
-            if checkpoint is not None:
+            if trainer.finished:
+                say(
+                    f"all {recipe.train.steps} steps are done, nothing is trained; go on with "
+                    f"`marble train --resume {out} train.steps={2 * trainer.step}`"
+                )
+            elif checkpoint is not None:
                 say(f"resuming after step {trainer.step} from {checkpoint}")
         return _loop(recipe, trainer, recorder, processes, console)
     except BaseException as error:  # whatever ends the run: its folder must not say "running"
