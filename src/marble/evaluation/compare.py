@@ -49,12 +49,12 @@ def compare_table(runs: Sequence[str | Path | RunRecord]) -> dict[str, Any]:
     table = {"metrics": names, "trained": trained, "rows": rows}
     found = None if base is None else versus(base, [last for _, last in named], trained)
     if found is not None:
-        for number, row in enumerate(row for row in rows if row["method"] is not None):
-            row["mean_gain"] = found.gains["mean gain"][number].record()
+        for at, row in enumerate(row for row in rows if row["method"] is not None):
+            row["mean_gain"] = found.gains["mean gain"][at].record()
             row["worst_gain"] = {
-                "reward": found.worst[number],
-                "sigma": found.gains["worst gain"][number].mean,
-                **found.gains["worst gain"][number].record(),
+                "reward": found.worst[at],
+                "sigma": found.gains["worst gain"][at].mean,
+                **found.gains["worst gain"][at].record(),
             }
         table["versus"] = record_versus(found, labels)
     return table
