@@ -133,7 +133,9 @@ def test_reward_that_is_not_there(refuses, toy):
     for reward, said in (
         ("pikscore", "did you mean pickscore?"),
         ("no_such_package.rewards:score", "cannot import no_such_package.rewards"),
-        ("nowhere.py:score", "nowhere.py does not exist"),
+        ("nowhere.py:score", "nowhere.py does not exist; put it beside the recipe"),
+        ("nowhere.py", "reward nowhere.py: a file; name the function in it, nowhere.py:FUNCTION"),
+        (f"{toy.rewards_file}:__doc__", "is neither a function nor a reward"),
         (f"{toy.rewards_file}:rde", "did you mean red?"),
     ):
         line = refuses("train", toy.recipe_file, f"rewards.train=[{{name: x, reward: '{reward}'}}]")
