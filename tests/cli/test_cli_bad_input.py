@@ -103,6 +103,7 @@ def test_recipe_mistakes(refuses, toy, override, said):
         (["serve", "ocr", "--device", "tpu"], "--device tpu: must be cpu or cuda"),
         (["study", "mine.yaml", "--device", "tpu"], "--device tpu: must be cpu or cuda"),
         (["doctor", "--gpus", "2"], "--gpus 2: how many of which? Name the card too"),
+        (["bench", "loop", "studio-grpo"], "grpo trains on the paths of its rollouts, which a"),
         (["bench", "loop", "--out", "."], ".: a folder; give the name of a file"),
         (["bench", "options", "--out", "/proc/x/y.json"], "/proc/x: cannot be created"),
     ],
