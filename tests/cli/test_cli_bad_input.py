@@ -99,6 +99,17 @@ def test_recipe_mistakes(refuses, toy, override, said):
         (["sample", "base", "x", "-n", "0"], "--count: must be at least 1; see"),
         (["sample", "base", "x", "--seed", "a"], "--seed: must be a whole number; see"),
         (["serve", "ocr", "--port", "99999"], "--port: must be at most 65535; see"),
+        (["merge", "studio-trained", "--weights", "nan"], "--weights nan: must be numbers"),
+        (["merge", "studio-trained", "--weights", "inf"], "--weights inf: must be numbers"),
+        (
+            ["merge", "studio-trained", "--weights", "1,2"],
+            "1,2: give one weight per LoRA, 1 in all",
+        ),
+        (["sample", "base", "x", "--prefer", "ocr=nan"], "--prefer ocr=nan: must be like ocr=2"),
+        (
+            ["compare", "--paper", "no.json"],
+            "(No such file or directory); give what `marble",
+        ),
         (["diagnose", "one", "two"], "(two); see `marble diagnose --help`"),
         (["serve", "ocr", "--device", "tpu"], "--device tpu: must be cpu or cuda"),
         (["study", "mine.yaml", "--device", "tpu"], "--device tpu: must be cpu or cuda"),
