@@ -103,7 +103,7 @@ def test_recipe_mistakes(refuses, toy, override, said):
         (["merge", "studio-trained", "--weights", "inf"], "--weights inf: must be numbers"),
         (
             ["merge", "studio-trained", "--weights", "1,2"],
-            "1,2: give one weight per LoRA, 1 in all",
+            "1,2: give one weight per LoRA",
         ),
         (["sample", "base", "x", "--prefer", "ocr=nan"], "--prefer ocr=nan: must be like ocr=2"),
         (
@@ -152,6 +152,19 @@ def test_reward_that_is_not_there(refuses, toy):
     ):
         line = refuses("train", toy.recipe_file, f"rewards.train=[{{name: x, reward: '{reward}'}}]")
         assert said in line
+
+
+def test_reward_that_cannot_be_called_as_one(refuses, toy, tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "def one(images): ...\ndef score(images, prompts, metadata): ..."
+    )
+    reward = "{name: x, reward: 'odd.py:one'}"
+    said = "it is called with (images, prompts, metadata) and its options"
+    line = refuses("train", toy.recipe_file, f"rewards.train=[{reward}]")
+    assert f"odd.py:one: too many positional arguments; {said}" in line
+    reward = "{name: x, reward: 'odd.py:score', options: {scale: 2}}"
+    line = refuses("train", toy.recipe_file, f"rewards.train=[{reward}]")
+    assert f"odd.py:score: got an unexpected keyword argument 'scale'; {said}" in line
 
 
 def test_reward_whose_package_is_not_installed(refuses, toy, tmp_path):

@@ -129,6 +129,7 @@ def check(reward: str, /, **options: Any) -> str:
     """What a reward would run on, without loading it; a ``MarbleError`` says what is missing."""
     if ":" in reward:
         target = _own(reward)
+        _check_call(reward, target, options)
     else:
         entry = _entry(reward)
         target, options = _resolve(entry.target), {**entry.options(), **options}
@@ -169,6 +170,22 @@ def _own(reward: str) -> Any:
     if not (callable(target) or isinstance(target, RewardLike)):
         raise MarbleError(f"reward {reward}: {target!r:.60} is neither a function nor a reward")
     return target
+
+
+def _check_call(reward: str, target: Any, options: Mapping[str, Any]) -> None:
+    """Raises for a function that cannot be called as rewards are."""
+    if inspect.isclass(target) or isinstance(target, RewardLike):
+        return
+    own = {key: value for key, value in options.items() if key not in ("device", "name")}
+    try:
+        inspect.signature(target).bind(None, None, None, **own)
+    except TypeError as error:
+        raise MarbleError(
+            f"reward {reward}: {error}; it is called with (images, prompts, metadata) and its "
+            "options"
+        ) from None
+    except ValueError:  # of code that is not Python's
+        return
 
 
 def _load_own(reward: str, options: dict[str, Any]) -> RewardLike:
