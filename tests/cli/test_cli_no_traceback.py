@@ -136,7 +136,7 @@ def test_studies(refuses, tmp_path, text, said):
 
 
 def test_a_page_that_cannot_be_written(refuses, trained, tmp_path):
-    assert "give a file with -o" in refuses("report", trained, "-o", tmp_path)
+    assert "a folder; give the page a name" in refuses("report", trained, "-o", tmp_path)
     (tmp_path / "file").write_text("")
     assert "give a file with -o" in refuses("report", trained, "-o", tmp_path / "file" / "x.html")
     assert "give a file with -o" in refuses("report", trained, "-o", "/proc/nothing/x.html")
