@@ -121,6 +121,21 @@ def test_a_tracker_that_is_not_installed_is_named(ready, monkeypatch):
     )
 
 
+def test_a_reward_of_ones_own_has_the_right_remedy(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "extends: studio\nrewards: {add: [{name: warm, reward: 'warm.py:warmth'}]}\n"
+    )
+    for text, remedy in (
+        (None, "put it beside the recipe that names it"),
+        ("def warmth(:", f"mend {tmp_path / 'warm.py'}"),
+        ("def warmt(): ...", "did you mean warmt?"),
+    ):
+        if text is not None:
+            (tmp_path / "warm.py").write_text(text)
+        checks = {c.what: c for c in examine(str(tmp_path / "mine.yaml"))}
+        assert not checks["reward warm"].ok and remedy in checks["reward warm"].remedy
+
+
 def test_a_users_mistake_is_status_2():
     assert doctor("no-such-recipe").exit_code != 0
     with pytest.raises(Exception, match="one recipe at a time"):

@@ -120,7 +120,7 @@ def _model(recipe: Recipe) -> Check:
 
 def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Check:
     from marble.data import load_prompts
-    from marble.prompts import KINDS
+    from marble.prompts import GENERAL, KINDS
 
     data = recipe.data
 
@@ -129,9 +129,10 @@ def _prompts(recipe: Recipe, name: str, path: str, eval_path: str | None) -> Che
         held_out = load_prompts(eval_path or path, data.eval_split, source=name)
         return f"{len(trained)} {data.train_split}, {len(held_out)} {data.eval_split} in {path}"
 
-    remedy = f"put the prompts there, or set data.sources.{name}.path=FOLDER (docs/sd35.md)"
+    elsewhere = f"set data.sources.{name}.path=FOLDER (docs/sd35.md)"
+    remedy = f"put there {GENERAL}; or {elsewhere}"
     if name in KINDS:
-        remedy = f"`marble prompts {name} --out {path}` makes some, or {remedy}"
+        remedy = f"`marble prompts {name} --out {path}` makes some; or {elsewhere}"
     return _attempt(f"prompts {name}", look, remedy)
 
 
@@ -146,7 +147,8 @@ def _reward(name: str, reward: str, options: dict[str, Any], *, held_out: bool) 
         return f"your {reward} is there (nothing of it was run)"
 
     what = f"reward {name}" + (" (held out)" if held_out else "")
-    return _attempt(what, look, f"set rewards.{name}.options")
+    remedy = f"mend {reward.rpartition(':')[0]}" if ":" in reward else f"set rewards.{name}.options"
+    return _attempt(what, look, remedy)
 
 
 def _device(recipe: Recipe) -> Check:

@@ -25,9 +25,24 @@ from torch import nn
 
 from marble import Balancer
 from marble.errors import MarbleError, RewardError
-from marble.objectives import Point
+from marble.objectives import NFT, Point
 
 METHODS = ["marble", "uniform", "weighted_sum", "gdpo", "upgrad", "progress"]
+
+
+# -- what it is made with ----------------------------------------------------------------------
+
+
+def test_things_of_another_kind(model):
+    for wrong, said in (
+        ({"model": list(model.parameters())}, "give the nn.Module .* not a list"),
+        ({"names": "ocr"}, r"give a list of reward names, \['ocr'\]"),
+        ({"objective": "nft"}, r"objective = 'nft': .* such as marble.objectives.NFT\(\)"),
+        ({"objective": NFT}, r"give an objective that is made"),
+    ):
+        made = {"model": model, "names": NAMES, **wrong}
+        with pytest.raises(MarbleError, match=said):
+            Balancer(made.pop("model"), made.pop("names"), **made)
 
 
 # -- rewards and advantages -------------------------------------------------------------------

@@ -99,10 +99,22 @@ def test_recipe_mistakes(refuses, toy, override, said):
         (["sample", "base", "x", "-n", "0"], "--count: must be at least 1; see"),
         (["sample", "base", "x", "--seed", "a"], "--seed: must be a whole number; see"),
         (["serve", "ocr", "--port", "99999"], "--port: must be at most 65535; see"),
+        (["merge", "studio-trained", "--weights", "nan"], "--weights nan: must be numbers"),
+        (["merge", "studio-trained", "--weights", "inf"], "--weights inf: must be numbers"),
+        (
+            ["merge", "studio-trained", "--weights", "1,2"],
+            "1,2: give one weight per LoRA",
+        ),
+        (["sample", "base", "x", "--prefer", "ocr=nan"], "--prefer ocr=nan: must be like ocr=2"),
+        (
+            ["compare", "--paper", "no.json"],
+            "(No such file or directory); give what `marble",
+        ),
         (["diagnose", "one", "two"], "(two); see `marble diagnose --help`"),
         (["serve", "ocr", "--device", "tpu"], "--device tpu: must be cpu or cuda"),
         (["study", "mine.yaml", "--device", "tpu"], "--device tpu: must be cpu or cuda"),
         (["doctor", "--gpus", "2"], "--gpus 2: how many of which? Name the card too"),
+        (["bench", "loop", "studio-grpo"], "grpo trains on the paths of its rollouts, which a"),
         (["bench", "loop", "--out", "."], ".: a folder; give the name of a file"),
         (["bench", "options", "--out", "/proc/x/y.json"], "/proc/x: cannot be created"),
     ],
@@ -133,11 +145,26 @@ def test_reward_that_is_not_there(refuses, toy):
     for reward, said in (
         ("pikscore", "did you mean pickscore?"),
         ("no_such_package.rewards:score", "cannot import no_such_package.rewards"),
-        ("nowhere.py:score", "nowhere.py does not exist"),
+        ("nowhere.py:score", "nowhere.py does not exist; put it beside the recipe"),
+        ("nowhere.py", "reward nowhere.py: a file; name the function in it, nowhere.py:FUNCTION"),
+        (f"{toy.rewards_file}:__doc__", "is neither a function nor a reward"),
         (f"{toy.rewards_file}:rde", "did you mean red?"),
     ):
         line = refuses("train", toy.recipe_file, f"rewards.train=[{{name: x, reward: '{reward}'}}]")
         assert said in line
+
+
+def test_reward_that_cannot_be_called_as_one(refuses, toy, tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "def one(images): ...\ndef score(images, prompts, metadata): ..."
+    )
+    reward = "{name: x, reward: 'odd.py:one'}"
+    said = "it is called with (images, prompts, metadata) and its options"
+    line = refuses("train", toy.recipe_file, f"rewards.train=[{reward}]")
+    assert f"odd.py:one: too many positional arguments; {said}" in line
+    reward = "{name: x, reward: 'odd.py:score', options: {scale: 2}}"
+    line = refuses("train", toy.recipe_file, f"rewards.train=[{reward}]")
+    assert f"odd.py:score: got an unexpected keyword argument 'scale'; {said}" in line
 
 
 def test_reward_whose_package_is_not_installed(refuses, toy, tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 import marble.harmonise.bench
 import marble.jacobian.bench
 import marble.training.bench_studio
-from marble.cli import app
+from marble.cli import app, bench_tables
 from marble.errors import MarbleError
 from marble.studio import asset
 
@@ -102,3 +103,18 @@ def test_a_mistake_is_one_clear_line():
 @pytest.mark.parametrize("verb", ["gradients", "solver", "studio"])
 def test_help_has_examples(verb):
     assert f"marble bench {verb} --" in bench(verb, "--help")
+
+
+def test_a_loop_is_a_line_in_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    stored = json.loads((results / "loop_sd35m_h200.json").read_text())
+    bench_tables.show_loop(stored)
+    lines = capsys.readouterr().out.splitlines()
+    wanted = "ms per picture sampling decoding training pictures/s with rewards"
+    assert lines[1].split() == wanted.split()
+    assert len(stored["steps"]) > 2
+    for line, (name, row) in zip(lines[2:], stored["steps"].items()):
+        speed = row["pictures_per_gpu_second"], row["pictures_per_gpu_second_with_rewards"]
+        assert line.strip().startswith(f"{name} ") and len(line) <= 80
+        assert line.split()[-2:] == [f"{value:.2f}" for value in speed]

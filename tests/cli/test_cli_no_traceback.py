@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -134,7 +136,7 @@ def test_studies(refuses, tmp_path, text, said):
 
 
 def test_a_page_that_cannot_be_written(refuses, trained, tmp_path):
-    assert "give the page a name" in refuses("report", trained, "-o", tmp_path)
+    assert "a folder; give the page a name" in refuses("report", trained, "-o", tmp_path)
     (tmp_path / "file").write_text("")
     assert "give a file with -o" in refuses("report", trained, "-o", tmp_path / "file" / "x.html")
     assert "give a file with -o" in refuses("report", trained, "-o", "/proc/nothing/x.html")
@@ -193,3 +195,11 @@ def test_the_file_goes_elsewhere_where_this_folder_is_gone(marble, monkeypatch, 
     (tmp_path / "gone").rmdir()
     assert marble("recipes").status == 1
     assert len(list(tmp_path.glob("marble-error-*.txt"))) == 1
+
+
+def test_a_terminal_without_greek_letters(tmp_path):
+    words = [sys.executable, "-m", "marble", "recipes", "--fields", "optim.eps"]
+    told = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, capture_output=True, text=True, env=told, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "AdamW's ?." in done.stdout

@@ -57,6 +57,9 @@ def test_version(marble):
         ("train studio-f", {"studio-fast", "studio-fixed"}, {"studio"}),
         ("recipes balance.rh", {"balance.rho="}, {"balance.every="}),
         ("doctor min", {"mine.yaml"}, {"mine.txt"}),
+        ("eval b", {"base"}, {"studio-trained"}),
+        ("sample ", {"base", "studio-trained"}, {"mine.txt"}),
+        ("prompts ", {"geneval", "ocr"}, {"mine.txt"}),
     ],
 )
 def test_completion(tmp_path, words, wanted, absent):

@@ -100,7 +100,7 @@ def test_a_file_that_does_not_run_is_one_error(tmp_path):
 
 
 def test_something_that_is_no_reward(own):
-    with pytest.raises(MarbleError, match="neither a reward nor a callable"):
+    with pytest.raises(MarbleError, match=r"not_callable: 3 is neither a function nor a reward"):
         load(f"{own}:not_callable")
 
 

@@ -105,6 +105,15 @@ def test_stop_names_reward_prompt_and_cause(fault, cause):
         assert "'prompt 2'" in str(raised.value)
 
 
+@pytest.mark.parametrize("given", [7, ["high"] * N, [[1.0]] * N])
+def test_what_is_no_score_is_shown_with_what_is_wanted(given):
+    def odd(images, prompts, metadata):
+        return given if isinstance(given, int) else given[: len(prompts)]
+
+    with pytest.raises(RewardError, match=r"returned .*; return one number per picture, or None"):
+        RewardSet([odd]).score(IMAGES, PROMPTS, METADATA)
+
+
 @pytest.mark.parametrize(("fault", "lost"), [("raise", 1), ("nan", 1), ("inf", 1), ("short", N)])
 def test_skip_loses_the_sample_and_counts_it(fault, lost):
     rewards = RewardSet([brightness, Faulty(fault)], on_error="skip_sample")

@@ -96,6 +96,7 @@ def test_settings_of_a_cell_come_after_the_common_ones(tmp_path):
     ("text", "said"),
     [
         ("cells: [a]", "needs `cells`"),
+        ("cells: {}", "needs `cells`"),
         ("cells: {a: {}}\nseed: 1", "unknown key seed; did you mean seeds"),
         ("cells: {a: {balance.methd: marble}}", "cell a"),
         ("cells: {a: [", "not valid YAML"),
@@ -116,6 +117,9 @@ def test_mistakes_are_one_error(tmp_path, text, said):
 
 
 def test_a_missing_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text("cells: {a: {}}")
+    with pytest.raises(MarbleError, match=r"no such study file; did you mean .*mine\.yaml\?"):
+        load_study(tmp_path / "mine.yml")
     with pytest.raises(MarbleError, match="no such study"):
         load_study(tmp_path / "none.yaml")
 

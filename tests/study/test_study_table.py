@@ -193,7 +193,7 @@ def test_files_say_the_same(tmp_path):
     assert [line.split(" | ")[0] for line in lines[1:4]] == ["| high", "| mid", "| low"]
     assert "| 0.150 ± 0.635 |" in text  # t(0.975, 1)·0.05 = 0.635
     assert "Kendall's W = 1.00" in text and "`high` is first in 2 of 2" in text
-    assert "`high` is ahead in worst gain of `low`, `mid`" in text
+    assert "`high` is ahead of `low`, `mid` in worst gain" in text
 
 
 def test_a_table_of_several_devices_says_so(tmp_path):

@@ -150,7 +150,7 @@ def test_merging_a_run_with_itself_changes_nothing(run, ours, tmp_path):
         (["sample", "RUN", "a cat", "--prefer", "red"], "must be like ocr=2"),
         (["eval", "RUN", "--prefer", "green=2"], "there is no slider 'green'"),
         (["merge", "RUN", "RUN", "--prefer", "red=2"], "--prefer is for one steered run"),
-        (["merge", "RUN", "--weights", "1,2"], "2 weights for 1 LoRAs"),
+        (["merge", "RUN", "--weights", "1,2"], "1,2: give one weight per LoRA"),
         (["merge", "RUN", "--weights", "x"], "must be numbers"),
         (["merge", "base"], "has no LoRA"),
     ],

@@ -18,6 +18,7 @@ from marble.balance.report import Decision
 from marble.balance.rows import StepRows
 from marble.balance.settings import (
     Target,
+    check_kinds,
     check_settings,
     reward_weights,
     rule_options,
@@ -110,6 +111,7 @@ class Balancer:
         **harmoniser: Any,
     ) -> None:
         self.objective = objective or Default()
+        check_kinds(model, names, self.objective)
         rule, target = rule_class(method), target_of(target, self.objective)
         check_settings(
             model, rule, self.objective, target, metric, optimizer, debias, gradient_ema, gate

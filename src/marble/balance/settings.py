@@ -23,6 +23,22 @@ def reward_weights(weights: Mapping[str, float] | None, names: Sequence[str]) ->
     )
 
 
+def check_kinds(model: Any, names: Any, objective: Any) -> None:
+    """What Python would take for something else, or refuse in words that do not help."""
+    if not isinstance(model, nn.Module):
+        raise MarbleError(
+            f"model: give the nn.Module whose trainable weights are balanced, not a "
+            f"{type(model).__name__}."
+        )
+    if isinstance(names, str):
+        raise MarbleError(f"names = {names!r}: give a list of reward names, [{names!r}].")
+    if not isinstance(objective, Objective):
+        raise MarbleError(
+            f"objective = {objective!r:.60}: give an objective that is made, such as "
+            "marble.objectives.NFT()."
+        )
+
+
 Target = Literal["full", "reward"]
 
 

@@ -17,7 +17,7 @@ from marble.bench.errors import errors_from_fp32, gradient_errors
 from marble.bench.public import BATCH, public_adapter, switched_by_hand
 from marble.bench.random_model import copy_of, open_pipeline
 from marble.bench.report import Report
-from marble.bench.side import FEW, STEPS, Side
+from marble.bench.side import FEW, STEPS, Side, check_objective
 from marble.bench.summary import MANY, counts, summary
 from marble.bench.timing import (
     alternating,
@@ -61,6 +61,7 @@ def bench_loop(
     if memory_limit is not None:
         _limit(memory_limit, on)
     recipe = load_recipe(name, overrides, trust=trust)
+    check_objective(recipe)
     recipe = fitted(recipe, on, 1)
     report = Report(out, say)
     report.note(**about(recipe, on, memory_limit))

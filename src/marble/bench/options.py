@@ -21,7 +21,7 @@ from torch import Tensor
 from marble.bench.loop import about, adapter_options, same_weights
 from marble.bench.random_model import open_pipeline
 from marble.bench.report import Report
-from marble.bench.side import PROMPTS, Side
+from marble.bench.side import PROMPTS, Side, check_objective
 from marble.bench.timing import milliseconds
 from marble.errors import MarbleError
 from marble.models import fp8
@@ -54,7 +54,9 @@ def bench_options(
     """Errors and times of each option, for the recipe's model; its weights are random unless its
     files are here. `pictures` of four prompts are drawn, and trained on with random rewards."""
     on = Processes(device).device
-    recipe = fitted(load_recipe(name, overrides, trust=trust), on, 1)
+    recipe = load_recipe(name, overrides, trust=trust)
+    check_objective(recipe)
+    recipe = fitted(recipe, on, 1)
     report = Report(out, say)
     made = about(recipe, on, None)
     report.note(**made | {"what": f"{recipe.name}: options that trade exactness for speed"})
@@ -92,7 +94,7 @@ class Options:
             adapter.encode([self.side.texts[i % PROMPTS] for i in range(self.count)]),
             list(range(seed, seed + self.count)),
             steps=steps or rollout.steps,
-            sampler="euler" if rollout.sampler == "sde" else rollout.sampler,
+            sampler=self.side.sampler,
         )
         return latents, adapter.decode(latents)
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from marble.balance import Balancer
 from marble.bench.random_model import random_text
 from marble.data import Prompt, Sample
+from marble.errors import MarbleError
 from marble.models import lora
 from marble.models.pipeline import PipelineAdapter
+from marble.objectives import objective_class
 from marble.recipe import Recipe
 from marble.recipe.balance import Reward
 from marble.training.optimise import Part, Settings, take_step
@@ -27,12 +29,26 @@ FEW, STEPS = 2, 8
 """Two numbers of sampling steps: their difference is the time of a step."""
 
 
+def check_objective(recipe: Recipe) -> None:
+    """Raises for an objective whose training a benchmark cannot make up samples for."""
+    name = recipe.objective.name
+    keeps, taught = objective_class(name).keeps_path, getattr(recipe.objective, "teachers", None)
+    if keeps or taught:
+        needs = "the paths of its rollouts" if keeps else "teachers"
+        raise MarbleError(
+            f"objective.name: {name} trains on {needs}, which a benchmark does not have; measure a "
+            "recipe with another objective"
+        )
+
+
 class Side:
     """`adapter` has its LoRA already. Every call is what the trainer itself calls."""
 
     def __init__(self, adapter: PipelineAdapter, recipe: Recipe, *, batch: int, drawn: int) -> None:
         self.adapter, self.recipe, self.batch, self.drawn = adapter, recipe, batch, drawn
         self.device = adapter.device
+        sampler = recipe.rollout.sampler  # noise would add little to the time of a step
+        self.sampler = "euler" if sampler == "sde" else sampler
         self.parameters = adapter.lora_parameters()
         self.texts = _prompts(adapter)
         self.sigmas = adapter.grid(recipe.rollout.steps)[:-1]
@@ -56,7 +72,7 @@ class Side:
     def sample(self, steps: int) -> None:
         cond = self.adapter.encode([self.texts[i % PROMPTS] for i in range(self.drawn)])
         self.latents = self.adapter.sample(
-            cond, list(range(self.drawn)), steps=steps, sampler=self.recipe.rollout.sampler
+            cond, list(range(self.drawn)), steps=steps, sampler=self.sampler
         )
 
     def decode(self) -> None:

@@ -91,17 +91,17 @@ def show_loop(result: dict[str, Any]) -> None:
     if steps:
         both = "public" in steps
         table = Table(title="the public loop and ours" if both else "our loop", box=None)
-        names = ("loop", "pictures/GPU-s", "with rewards", "sampling", "decoding", "training")
-        for heading in names:
-            table.add_column(heading, justify="left" if heading == "loop" else "right")
+        table.add_column("ms per picture", no_wrap=True)
+        for heading in ("sampling", "decoding", "training", "pictures/s", "with rewards"):
+            table.add_column(heading, justify="right")
         for name, row in steps.items():
             ms = row["ms_per_picture"]
             training = sum(v for k, v in ms.items() if k not in ("sampling", "decoding"))
             table.add_row(
                 name,
-                f"{row['pictures_per_gpu_second']:.3g}",
-                f"{row['pictures_per_gpu_second_with_rewards']:.3g}",
-                *(f"{v:.1f} ms" for v in (ms["sampling"], ms["decoding"], training)),
+                *(f"{v:.1f}" for v in (ms["sampling"], ms["decoding"], training)),
+                f"{row['pictures_per_gpu_second']:.2f}",
+                f"{row['pictures_per_gpu_second_with_rewards']:.2f}",
             )
         console.print(table)
         ratios = Table(title="ratios", box=None)
@@ -118,8 +118,7 @@ def show_loop(result: dict[str, Any]) -> None:
         console.print(f"Not measured: {name} ({cause}).", highlight=False, markup=False)
     console.print(
         f"Recipe {result['setup']['recipe']}; {result['device']}, torch "
-        f"{result['versions']['torch']}; {result['seconds']:.0f} s. Per picture, times of an "
-        "epoch's step on one GPU.",
+        f"{result['versions']['torch']}; {result['seconds']:.0f} s. An epoch's step on one device.",
         highlight=False,
     )
 
@@ -159,7 +158,7 @@ def show_options(result: dict[str, Any]) -> None:
         told(f"fp8: {low['speed']:.2f} times bf16's sampling speed, {low['layers']} layers")
     trained = result.get("extremes", {}).get("against", {})
     if trained:
-        table = Table(title="gradients, beside that of all pictures", box=None)
+        table = Table(title="gradients beside that of all", box=None)
         table.add_column("")
         for heading in ("cosine", "time"):
             table.add_column(heading, justify="right")
@@ -169,6 +168,10 @@ def show_options(result: dict[str, Any]) -> None:
         console.print(table)
     for name, (cause, *_) in result["failures"].items():
         told(f"Not measured: {name} ({cause}).")
+    told(
+        "Levels are of 255. By another seed: the mean difference, divided by that of pictures from "
+        "other seeds. Time: by that of the recipe as it is."
+    )
     setup = result["setup"]
     told(
         f"Recipe {setup['recipe']}, {setup['pictures']} pictures; {result['device']}, torch "

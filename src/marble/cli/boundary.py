@@ -29,6 +29,9 @@ def run(command: Callable[[], None]) -> None:
     """Runs the command and ends the process where it fails."""
     with suppress(Exception):  # a crash below Python says where; without stderr there is no place
         faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):  # where σ or → cannot be printed, ? is
+        with suppress(Exception):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         command()
     except MarbleError as error:

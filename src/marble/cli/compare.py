@@ -137,11 +137,10 @@ def _show_paper(laid_out: dict[str, Any]) -> None:
 
 def _score(row: Row, name: str) -> str:
     gain = (row.get("gains") or {}).get(name) or {}
-    mark = " "
-    if gain.get("lo") is not None:
-        mark = "▲" if gain["lo"] > 0 else "▼" if gain["hi"] < 0 else " "
-    value = _number(row["scores"][name]["mean"], ".3f")
-    return value if value == "–" or row["method"] is None else f"{value} {mark}"
+    mark = ""
+    if gain.get("lo") is not None and row["method"] is not None:
+        mark = "▲ " if gain["lo"] > 0 else "▼ " if gain["hi"] < 0 else ""
+    return mark + _number(row["scores"][name]["mean"], ".3f")
 
 
 def _gain(gain: dict[str, Any] | None) -> str:

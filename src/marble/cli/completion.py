@@ -19,6 +19,19 @@ def recipe_words(incomplete: str) -> Iterator[str]:
     yield from paths(incomplete, ".yaml")
 
 
+def target_words(incomplete: str) -> Iterator[str]:
+    """Names of models that need no file, and folders here."""
+    yield from (name for name in ("base", "studio-trained") if name.startswith(incomplete))
+    yield from paths(incomplete, ".safetensors")
+
+
+def kind_words(incomplete: str) -> Iterator[str]:
+    """What `marble prompts` makes."""
+    from marble.prompts import KINDS
+
+    yield from (kind for kind in KINDS if kind.startswith(incomplete))
+
+
 def paths(incomplete: str, ending: str = "") -> Iterator[str]:
     """Folders, and files with this ending, that begin with what was typed."""
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete or ".").parent

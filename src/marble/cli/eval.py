@@ -18,13 +18,18 @@ from marble.cli.common import (
     stdout_kept,
     table_console,
 )
+from marble.cli.completion import target_words
 from marble.cli.options import Device, Json, Prefer, Trust, preference
 
 
 def evaluate(
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="`base`, `studio-trained`, a run folder, or a LoRA."),
+        typer.Argument(
+            metavar="TARGET",
+            help="`base`, `studio-trained`, a run folder, or a LoRA.",
+            autocompletion=target_words,
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")

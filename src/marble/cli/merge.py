@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,9 @@ def _shares(text: str | None, count: int) -> list[float]:
     try:
         found = [float(word) for word in text.split(",")]
     except ValueError:
-        raise MarbleError(f"--weights {text}: must be numbers, like 0.5,0.25,0.25") from None
+        found = []
+    if not found or not all(map(math.isfinite, found)):
+        raise MarbleError(f"--weights {text}: must be numbers, like 0.5,0.25,0.25")
     if len(found) != count:
-        raise MarbleError(f"--weights {text}: {len(found)} weights for {count} LoRAs")
+        raise MarbleError(f"--weights {text}: give one weight per LoRA, {count} in all")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -44,11 +45,14 @@ def preference(text: str | None) -> dict[str, float] | None:
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, _, value = word.partition("=")
         try:
-            found[name.strip()] = float(value)
+            weight = float(value)
         except ValueError:
+            weight = math.nan
+        if not math.isfinite(weight):
             raise MarbleError(
                 f"--prefer {word}: must be like ocr=2,aesthetic=0.5: a slider and its weight"
-            ) from None
+            )
+        found[name.strip()] = weight
     return found
 
 

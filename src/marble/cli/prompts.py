@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import print_json
+from marble.cli.completion import kind_words
 from marble.cli.options import Json
 
 
 def prompts(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="geneval or ocr.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="geneval or ocr.", autocompletion=kind_words)
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder; default: data/KIND.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import check_device, find_policy, make_folder, print_json, stdout_kept
+from marble.cli.completion import target_words
 from marble.cli.options import Device, Json, Prefer, Trust, preference
 from marble.errors import MarbleError
 
@@ -15,7 +16,11 @@ from marble.errors import MarbleError
 def sample(
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="`base`, `studio-trained`, a run folder, or a LoRA."),
+        typer.Argument(
+            metavar="TARGET",
+            help="`base`, `studio-trained`, a run folder, or a LoRA.",
+            autocompletion=target_words,
+        ),
     ],
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="One or more prompts.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the PNGs.")] = Path(

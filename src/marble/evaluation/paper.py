@@ -89,7 +89,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MarbleError(f"{path}: neither a run folder nor a JSON file ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else "not JSON"
+        raise MarbleError(
+            f"{path}: neither a run folder nor a JSON file ({why}); give what `marble train` or "
+            "`marble eval … --json` wrote"
+        ) from None
     if not isinstance(record, dict) or "rewards" not in record:
         raise MarbleError(f"{path}: not an evaluation; make one with marble eval … --json > FILE")
     return evaluation_record(record)

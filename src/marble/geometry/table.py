@@ -53,14 +53,14 @@ def _signal(record: dict[str, Any]) -> Table:
 def _cosines(record: dict[str, Any]) -> Table:
     found = record["cosines"]["plain"]
     table = _table("cosine of true gradients (apparent on one batch)", "")
-    for name in found["rewards"]:
-        table.add_column(name, justify="right", overflow="fold")
+    for number in range(1, len(found["rewards"])):  # names would not fit above the columns
+        table.add_column(str(number), justify="right", overflow="fold")
     for i, name in enumerate(found["rewards"]):
         cells = [
             f"{_signed(found['true'][i][j])} ({_signed(found['apparent'][i][j])})" if j < i else ""
-            for j in range(len(found["rewards"]))
+            for j in range(len(found["rewards"]) - 1)
         ]
-        table.add_row(name, *cells)
+        table.add_row(f"{i + 1} {name}", *cells)
     return table
 
 
@@ -88,18 +88,22 @@ def _rules(record: dict[str, Any], applied: str) -> Table:
 
 def _weights(record: dict[str, Any]) -> Table:
     rule = record["rules"]["marble"]
-    table = _table("α of the published rule (marble), by batches averaged", "batches")
-    names = list(rule["limit"]["alpha"])
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for size, entry in rule["averaged"].items():
-        mean, std = entry["alpha"]["mean"], entry["alpha"]["std"]
-        row = [
-            _number(mean[n]) + ("" if std[n] is None else f" ± {_number(std[n])}") for n in names
-        ]
-        table.add_row(size, *row)
-    table.add_row("without noise", *(_number(rule["limit"]["alpha"][n]) for n in names))
+    title = "α of the published rule (marble), by batches averaged, and without noise"
+    table = _table(title, "batches")
+    table.pad_edge = False
+    for heading in (*rule["averaged"], "true"):
+        table.add_column(heading, justify="right")
+    for name, limit in rule["limit"]["alpha"].items():
+        cells = []
+        for alpha in (entry["alpha"] for entry in rule["averaged"].values()):
+            error = alpha["std"][name]
+            cells.append(_number(alpha["mean"][name]) + _plus_minus(error))
+        table.add_row(name, *cells, _number(limit))
     return table
+
+
+def _plus_minus(error: float | None) -> str:
+    return "" if error is None else f" ± {_number(error)}"
 
 
 def _table(title: str, first: str) -> Table:

@@ -1,5 +1,5 @@
 """Prompts to train on, made from templates, in the layouts of the public data sets."""
 
-from marble.prompts.write import KINDS, Written, write_prompts
+from marble.prompts.write import GENERAL, KINDS, Written, write_prompts
 
-__all__ = ["KINDS", "Written", "write_prompts"]
+__all__ = ["GENERAL", "KINDS", "Written", "write_prompts"]

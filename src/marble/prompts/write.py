@@ -20,6 +20,10 @@ FROM = {
     "ocr": "train and test: made from templates. The public text-rendering prompts are in "
     "dataset/ocr of https://github.com/yifan123/flow_grpo.",
 }
+GENERAL = (
+    "dataset/pickscore of https://github.com/yifan123/flow_grpo, or text files of your own with "
+    "one prompt per line"
+)
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,7 @@ def write_prompts(
     """Writes `train` and `test` into `out`, the same for the same seed."""
     if kind not in KINDS:
         raise MarbleError(
-            f"{kind}: prompts are made for {' and '.join(KINDS)}. General prompts: "
-            "dataset/pickscore of https://github.com/yifan123/flow_grpo, or any text file with one "
-            "prompt per line"
+            f"{kind}: prompts are made for {' and '.join(KINDS)}; for general ones take {GENERAL}"
         )
     rng = random.Random(f"marble {kind} {seed}")
     number = COUNTS[kind] if count is None else count

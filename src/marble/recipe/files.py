@@ -38,13 +38,13 @@ def find(name: str, beside: Path | None = None) -> Path:
             return path
         if path.is_dir() and (path / "config.yaml").is_file():
             return path / "config.yaml"
-    near = _misspelt(name) or nearest(name, list_recipes())
+    near = misspelt(name) or nearest(name, list_recipes())
     hint = f"did you mean {near}?" if near else "`marble recipes` lists those that ship with marble"
     raise RecipeError(f"no recipe or file called '{name}'; {hint}")
 
 
-def _misspelt(name: str) -> str | None:
-    """A recipe file in the same folder whose name differs by its ending or a letter or two."""
+def misspelt(name: str) -> str | None:
+    """A YAML file in the same folder whose name differs by its ending or a letter or two."""
     try:
         path = Path(name).expanduser()
         there = [file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -16,7 +15,7 @@ from marble.objectives.base import ObjectiveOptions
 from marble.objectives.registry import DEFAULT, DefaultOptions
 from marble.recipe.balance import Balance, Reward, Rewards, Stage
 from marble.recipe.base import FolderName, Section
-from marble.recipe.sections import Data, Eval, Log, Model, Optim, Rollout, Train
+from marble.recipe.sections import Data, Eval, Log, Model, Optim, Rollout, Train, kept_of
 from marble.recipe.yamlio import dump
 
 
@@ -44,8 +43,7 @@ class Recipe(Section):
     def trained_per_epoch(self) -> int:
         """Samples of an epoch that are trained on (`train.extremes`)."""
         together = objective_class(self.objective.name).together
-        units = self.data.images_per_prompt // together
-        kept = max(1, math.ceil(self.train.extremes * units - 1e-9))
+        kept = kept_of(self.data.images_per_prompt // together, self.train.extremes)
         return self.data.prompts_per_epoch * kept * together
 
     @property

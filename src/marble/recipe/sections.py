@@ -201,6 +201,11 @@ class Optim(Section):
         return self.lr * (1 - done) if self.schedule == "linear" else self.lr
 
 
+def kept_of(count: int, share: float) -> int:
+    """How many of a prompt's `count` pictures are trained on (`train.extremes`)."""
+    return max(1, math.ceil(share * count - 1e-9))
+
+
 class Train(Section):
     steps: PositiveInt = Field(default=1000, description="Optimiser steps.")
     seed: Seed = Field(default=0, description="Seed of everything random in the run.")

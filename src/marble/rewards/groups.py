@@ -128,9 +128,13 @@ def numbers(raw: Any, count: int) -> np.ndarray:
     """What a reward returned as float64 ``[count]``, None as NaN."""
     if isinstance(raw, torch.Tensor):
         raw = raw.detach().double().cpu().numpy()
-    if not isinstance(raw, np.ndarray):
-        raw = [np.nan if value is None else value for value in raw]
-    values = np.array(raw, dtype=np.float64)
+    wanted = "return one number per picture, or None"
+    try:
+        if not isinstance(raw, np.ndarray):
+            raw = [np.nan if value is None else value for value in raw]
+        values = np.array(raw, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"returned {raw!r:.60}; {wanted}") from None
     if values.shape != (count,):
-        raise WrongLength(f"returned shape {values.shape} for {count} pictures")
+        raise WrongLength(f"returned shape {values.shape} for {count} pictures; {wanted}")
     return values

@@ -22,7 +22,7 @@ def locate(reward: str) -> Path | None:
     if path is None:
         return None
     if not path.is_file():
-        raise MarbleError(f"reward file {path} does not exist")
+        raise absent(path)
     if path.suffix != ".py":
         return path
     try:
@@ -34,6 +34,13 @@ def locate(reward: str) -> Path | None:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise MarbleError(f"reward {reward}: {place} has no {attribute!r}{hint}")
     return path.resolve()
+
+
+def absent(path: Path) -> MarbleError:
+    return MarbleError(
+        f"reward file {path} does not exist; put it beside the recipe that names it, or name it by "
+        "its whole path"
+    )
 
 
 def _module(name: str) -> Path | None:

@@ -17,6 +17,7 @@ from typing import Any
 from marble.errors import MarbleError
 from marble.rewards.base import Reward, RewardLike, as_reward
 from marble.rewards.guard import contained, said
+from marble.rewards.locate import absent
 from marble.rewards.options import construct
 from marble.rewards.weights import studio_folder
 
@@ -127,7 +128,8 @@ def load(
 def check(reward: str, /, **options: Any) -> str:
     """What a reward would run on, without loading it; a ``MarbleError`` says what is missing."""
     if ":" in reward:
-        target = _resolve(reward)
+        target = _own(reward)
+        _check_call(reward, target, options)
     else:
         entry = _entry(reward)
         target, options = _resolve(entry.target), {**entry.options(), **options}
@@ -152,6 +154,8 @@ def _one_line(reward: str) -> Iterator[None]:
 def _entry(reward: str) -> Entry:
     if reward in REGISTRY:
         return REGISTRY[reward]
+    if reward.endswith(".py"):
+        raise MarbleError(f"reward {reward}: a file; name the function in it, {reward}:FUNCTION")
     near = difflib.get_close_matches(reward, REGISTRY, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else "."
     raise MarbleError(
@@ -160,8 +164,32 @@ def _entry(reward: str) -> Entry:
     )
 
 
-def _load_own(reward: str, options: dict[str, Any]) -> RewardLike:
+def _own(reward: str) -> Any:
+    """The user's function, class or reward."""
     target = _resolve(reward)
+    if not (callable(target) or isinstance(target, RewardLike)):
+        raise MarbleError(f"reward {reward}: {target!r:.60} is neither a function nor a reward")
+    return target
+
+
+def _check_call(reward: str, target: Any, options: Mapping[str, Any]) -> None:
+    """Raises for a function that cannot be called as rewards are."""
+    if inspect.isclass(target) or isinstance(target, RewardLike):
+        return
+    own = {key: value for key, value in options.items() if key not in ("device", "name")}
+    try:
+        inspect.signature(target).bind(None, None, None, **own)
+    except TypeError as error:
+        raise MarbleError(
+            f"reward {reward}: {error}; it is called with (images, prompts, metadata) and its "
+            "options"
+        ) from None
+    except ValueError:  # of code that is not Python's
+        return
+
+
+def _load_own(reward: str, options: dict[str, Any]) -> RewardLike:
+    target = _own(reward)
     device, name = options.pop("device", None), options.pop("name", None)
     with _one_line(reward):
         if inspect.isclass(target):
@@ -201,7 +229,7 @@ def _from_package(place: str, target: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise MarbleError(f"reward file {path} does not exist")
+        raise absent(path)
     spec = importlib.util.spec_from_file_location(f"marble_user_reward_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -127,8 +127,8 @@ def _over_settings(pooled: dict[str, Any] | None, names: list[str] | None) -> li
         shown = [r for r in pooled["rows"] if not names or r["name"] in names]
         behind = {r["name"]: r[f"{kind} behind"] for r in shown if r["name"] != best}
         told = ", ".join(f"`{name}` by {cell(gap, 2)}" for name, gap in behind.items())
-        what = "on average" if kind == "mean" else "in the setting that suits a rule least"
-        lines.append(f"- {what}, `{best}` is ahead in worst gain of {told}")
+        what = "on average" if kind == "mean" else "in each method's worst setting"
+        lines.append(f"- {what}, `{best}` is ahead of {told} in worst gain")
     return lines
 
 

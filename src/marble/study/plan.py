@@ -12,6 +12,7 @@ from typing import Any
 
 from marble.errors import MarbleError, RecipeError
 from marble.recipe import load_recipe
+from marble.recipe.files import misspelt
 from marble.recipe.yamlio import dump, read
 
 KEYS = (
@@ -108,7 +109,8 @@ def load_study(path: Path) -> Study:
     judge = _names(data, "judge", path)
     unknown = [name for name in judge if name not in names]
     if unknown:
-        raise MarbleError(f"{path}: judge: no cell trains on {unknown[0]}; known: {list(names)}")
+        known = ", ".join(names)
+        raise MarbleError(f"{path}: judge: no cell trains on {unknown[0]}; known: {known}")
     show = _names(data, "show", path)
     for name in show:
         if name not in every:
@@ -145,10 +147,15 @@ def _by_setting(
 
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise MarbleError(f"{path}: no such study file")
+        meant = misspelt(str(path))
+        hint = f"did you mean {meant}?" if meant else "studies/ in the repository has examples"
+        raise MarbleError(f"{path}: no such study file; {hint}")
     data = read(path, words_only=False)
-    if not isinstance(data, dict) or not isinstance(data.get("cells"), dict):
-        raise MarbleError(f"{path}: a study needs `cells`, a mapping of name to overrides")
+    if not isinstance(data, dict) or not isinstance(data.get("cells"), dict) or not data["cells"]:
+        raise MarbleError(
+            f"{path}: a study needs `cells`, a mapping of name to overrides, such as "
+            "{marble: {}, uniform: {balance.method: uniform}}"
+        )
     for key in data:
         # Keys with a dot before them hold what YAML anchors refer to.
         if key not in KEYS and not str(key).startswith("."):

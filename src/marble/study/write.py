@@ -147,7 +147,7 @@ def order(part: dict[str, Any], measures: Sequence[str] = ()) -> list[str]:
                 clear = gap["lo"] is not None and gap["lo"] > 0
                 (apart if clear else close).append(f"`{row['name']}`")
         if apart or close:
-            ahead = f"is ahead in {by} of {_listed(apart)}"
+            ahead = f"is ahead of {_listed(apart)} in {by}"
             tie = f"the interval does not exclude a tie, or the opposite, for {_listed(close)}"
             told = ahead if not close else f"{ahead}; {tie}"
             lines.append(f"Paired by seed, `{part['best']}` {told}.  ")

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from marble.balance import Batch
+from marble.recipe.sections import kept_of
 from marble.rewards.groups import members
 
 
@@ -47,11 +48,6 @@ def extremes(
         order = sorted(range(len(units)), key=lambda u: (-max(size_N[i] for i in units[u]), u))
         kept += [i for u in order[:count] for i in units[u]]
     return np.array(sorted(kept), dtype=np.int64)
-
-
-def kept_of(count: int, share: float) -> int:
-    """How many of `count` are trained on."""
-    return max(1, int(np.ceil(share * count - 1e-9)))
 
 
 def _known(values: Tensor) -> np.ndarray:

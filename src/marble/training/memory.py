@@ -6,6 +6,7 @@ import torch
 
 from marble.errors import MarbleError
 from marble.memory import sized
+from marble.objectives import objective_class
 from marble.recipe import Recipe
 
 # The allocator of the CPU raises no class of its own.
@@ -48,14 +49,17 @@ def savings(recipe: Recipe, processes: int = 1) -> list[str]:
     found: list[str] = []
     if not model.gradient_checkpointing:
         found.append("model.gradient_checkpointing=true (a third slower, same result)")
+    least = objective_class(recipe.objective.name).together
     if train.batch_size is None:
-        found.append("train.batch_size=1 (same result)")
-    elif train.batch_size > 1:
+        found.append(f"train.batch_size={least} (same result)")
+    elif train.batch_size > least:
         found.append(f"train.batch_size below {train.batch_size} (same result)")
     if rollout.batch_size is None:
         found.append("rollout.batch_size=1 (same result)")
     elif rollout.batch_size > 1:
         found.append(f"rollout.batch_size below {rollout.batch_size} (same result)")
+    if rollout.fp8:
+        found.append("rollout.fp8=false (no second copy of the weights while drawing)")
     if not model.offload_encoders:
         found.append("model.offload_encoders=true (new prompts take longer)")
     if model.dtype == "fp32":
