@@ -84,7 +84,7 @@ def test_the_command_prints_a_table_and_writes_the_file(measured, monkeypatch, t
     done = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["bench", "loop", "studio"])
     assert done.exit_code == 0, done.output
     speed = measured[0]["steps"]["ours, MARBLE N = 10"]["pictures_per_gpu_second"]
-    assert f"{speed:.3g}" in done.stdout and "≥ 0.995" in done.stdout
+    assert f" {speed:.2f} " in done.stdout and "≥ 0.995" in done.stdout
 
 
 def test_a_memory_limit_needs_a_gpu(toy):
