@@ -156,6 +156,18 @@ def test_the_remedy_is_one_the_method_has(healthy, tmp_path, method, change):
     assert change in [finding.change for finding in diagnose(run).findings]
 
 
+@pytest.mark.parametrize("objective", ["awm", "dpo", "grpo"])
+def test_a_kl_that_is_no_distance_from_the_base_is_not_taken_for_one(healthy, tmp_path, objective):
+    """awm and dpo hold to v_old: their `kl` is `old_deviation`. grpo's is in other units."""
+    for name, row in (("far", {"kl": 3.0, "old_deviation": 3.0}), ("near", {"kl": 1e-9})):
+        run = changed(healthy, tmp_path / name, lambda i, r, row=row: flat(r) | row)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["objective"] = {"name": objective}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        named = {finding.ailment for finding in diagnose(run).findings}
+        assert not named & {"v_old stands still", "too large a step", "too small a step"}
+
+
 def test_real_runs_of_twenty_steps(tmp_path):
     ill = cases(tmp_path)
     for name in ("noise", "small step"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from marble.diagnose.evidence import Evidence
+from marble.diagnose.evidence import Evidence, recent
 from marble.diagnose.words import Finding, number, percent
 from marble.harmonise import RULES, GramRule
 
@@ -82,7 +82,7 @@ def noise(e: Evidence, name: str) -> Finding | None:
     own, count = e.likeness(name)
     others = [e.likeness(other)[0] for other in [*e.names, *e.heldout] if other != name]
     usual = float(np.nanmedian(others)) if np.isfinite(others).any() else math.nan
-    unlike = own < UNLIKE and count >= FEW and (usual > LIKE or e.late("kl", 0.2) < 0.05)
+    unlike = own < UNLIKE and count >= FEW and (usual > LIKE or recent(e.distance, 0.2) < 0.05)
     if not (trust < TRUST or unlike):
         return None
     seen = f"the share of signal in it is put at {percent(trust)}"
