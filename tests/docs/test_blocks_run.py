@@ -25,7 +25,8 @@ NOT_RUN = {
     "hf ": "the hub's own command; needs a network",
     "sglang": "a server of others'; needs a GPU",
     "--nnodes": "needs two machines; tests/training/test_two_machines.py has them as processes",
-    "steer_front": "needs the runs of a study, which is the next line",
+    "steer_front": "needs the runs of a study",
+    "average_ratio": "the same; tests/study has runs for it",
     "marble study": "hours on a GPU; the file is loaded, and tests/study runs studies of seconds",
     "sd35m": "needs real weights; run on tiny ones by the two tests named above",
 }

@@ -197,6 +197,7 @@ def test_harmony_by_hand():
         {"step": 1},
         {"step": 2, "harmony/min": 0.4, "harmony/mean": 0.6, "harmony/var": None},
         {"step": 3, "harmony/min": None, "harmony/mean": 9.0},
+        {"step": 4, "harmony/min": "", "harmony/mean": [1]},  # a damaged line
     ]
     result = harmony(rows)
     assert (result.min, result.mean, result.var) == pytest.approx((0.1, 0.4, 0.1))

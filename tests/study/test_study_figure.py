@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"  # tables of earlier studies
+SIZES = [f"studies/results/{name}.json" for name in ("small", "regime", "large")]
+SIGNALS = [f"studies/results/geometry-{pictures}.json" for pictures in (24, 96, 576)]
 
 
 @pytest.fixture
@@ -24,6 +26,7 @@ def script(monkeypatch):
         ("study_figure", ["studies/results/regime.json"]),
         ("study_figure", ["studies/results/long.json", "--curves"]),
         ("settings_figure", ["tests/study/data/stress.json"]),
+        ("batch_figure", [*SIZES, "--geometry", *SIGNALS]),
     ],
 )
 def test_a_figure_is_one_command(name, words, tmp_path):
@@ -77,3 +80,27 @@ def test_worst_gains_of_several_settings_stand_side_by_side(script):
     ends = [end for values in found.values() for value in values if value for end in value[1:]]
     assert low < min(ends) and max(ends) < high
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(found)
+
+
+def test_gains_stand_over_the_signal_of_their_batches(script):
+    tables, records = ([json.loads((ROOT / f).read_text()) for f in fs] for fs in (SIZES, SIGNALS))
+    figure = script("batch_figure")
+    worst, mean = figure.draw(tables[::-1], records[::-1]).axes  # in any order
+    signals = [figure.signal(record) for record in records]
+    assert signals == sorted(signals)  # more pictures, more signal
+    labels = [label.get_text() for label in worst.get_xticklabels()]
+    assert [label.split("\n")[1] for label in labels] == [f"{n} pictures" for n in (24, 96, 576)]
+    lines = dict(zip(worst.get_legend_handles_labels()[1], worst.containers))
+    assert set(lines) == {"marble", "gdpo", "uniform", "weighted-sum"}  # those that all three have
+    for axes, by in ((worst, "worst gain"), (mean, "mean gain")):
+        for name, drawn in zip(lines, axes.containers):
+            rows = [
+                next(row for row in table["settings"][0]["rows"] if row["name"] == name)
+                for table in tables
+            ]
+            assert list(drawn.lines[0].get_ydata()) == [row["values"][by]["mean"] for row in rows]
+
+
+def test_every_study_needs_its_geometry(script):
+    with pytest.raises(SystemExit, match="2 studies, but 1 files of --geometry"):
+        script("batch_figure").draw([{}, {}], [{}])

@@ -12,6 +12,7 @@ from marble.evaluation.harmony import KINDS, harmony
 from marble.evaluation.intervals import gain_interval
 from marble.evaluation.measures import composite, joint_rates, relative_gains, wins
 from marble.evaluation.pareto import hypervolume, pareto_front
+from marble.evaluation.reading import number
 from marble.evaluation.runs import Evaluation, RunRecord, read_run, score_tables, unjudged
 from marble.evaluation.versus import record as record_versus
 from marble.evaluation.versus import versus
@@ -39,7 +40,7 @@ def compare_table(runs: Sequence[str | Path | RunRecord]) -> dict[str, Any]:
     base = next((record.base for record in records if record.base), None)
     if base is not None:
         rows.insert(0, {"name": "base", "method": None, "scores": _scores(base, names)})
-    means = np.array([[_number(row["scores"][n]["mean"]) for n in names] for row in rows])
+    means = np.array([[number(row["scores"][n]["mean"]) for n in names] for row in rows])
     for row, value in zip(rows, composite(means.reshape(len(rows), len(names)))):
         row["composite"] = float(value)
     trained = [n for n in names if all(n in record.rewards for record in records)]
@@ -47,12 +48,12 @@ def compare_table(runs: Sequence[str | Path | RunRecord]) -> dict[str, Any]:
     table = {"metrics": names, "trained": trained, "rows": rows}
     found = None if base is None else versus(base, [last for _, last in named], trained)
     if found is not None:
-        for number, row in enumerate(row for row in rows if row["method"] is not None):
-            row["mean_gain"] = found.gains["mean gain"][number].record()
+        for at, row in enumerate(row for row in rows if row["method"] is not None):
+            row["mean_gain"] = found.gains["mean gain"][at].record()
             row["worst_gain"] = {
-                "reward": found.worst[number],
-                "sigma": found.gains["worst gain"][number].mean,
-                **found.gains["worst gain"][number].record(),
+                "reward": found.worst[at],
+                "sigma": found.gains["worst gain"][at].mean,
+                **found.gains["worst gain"][at].record(),
             }
         table["versus"] = record_versus(found, labels)
     return table
@@ -122,7 +123,7 @@ def _hypervolume(
 
 
 def _mark_front(rows: list[dict[str, Any]], names: list[str]) -> None:
-    points = np.array([[_number(row["scores"][n]["mean"]) for n in names] for row in rows])
+    points = np.array([[number(row["scores"][n]["mean"]) for n in names] for row in rows])
     if not names or not np.isfinite(points).all():
         return
     for row, on_front in zip(rows, pareto_front(points)):
@@ -138,10 +139,6 @@ def _scores(evaluation: Evaluation, names: list[str]) -> dict[str, dict[str, Any
                 found[name] = {key: entry.get(key) for key in ("mean", "lo", "hi", "n")}
         found.setdefault(name, {"mean": None, "lo": None, "hi": None, "n": 0})
     return found
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def _json(value: float) -> float | None:

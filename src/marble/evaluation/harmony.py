@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from marble.evaluation.reading import number
+
 KINDS = ("harmony", "harmony_heldout", "harmony_applied")
 """Cosines of the rewards' gradients with the direction, with the direction on micro-batches that
 were not used to solve, and with the step the optimiser really took."""
@@ -34,10 +36,8 @@ def harmony(rows: Iterable[Mapping[str, Any]], kind: str = "harmony") -> Harmony
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     keys = [f"{kind}/{part}" for part in ("min", "mean", "var")]
-    found = [[row.get(key) for key in keys] for row in rows]
-    table = np.array(
-        [[np.nan if v is None else float(v) for v in row] for row in found], dtype=np.float64
-    ).reshape(-1, 3)
+    found = [[number(row.get(key)) for key in keys] for row in rows]
+    table = np.array(found, dtype=np.float64).reshape(-1, 3)
     table = table[np.isfinite(table[:, 0])]
     if not len(table):
         return Harmony(np.nan, np.nan, np.nan, np.nan, 0)

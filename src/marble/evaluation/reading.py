@@ -123,6 +123,11 @@ def numbers(values: Any) -> dict[str, float]:
     }
 
 
+def number(value: Any) -> float:
+    """The value where it is a number, else NaN."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
 def _numeric(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
