@@ -99,6 +99,14 @@ def test_the_measured_run_is_told_within_a_fifth():
     assert sum(found.parts.values()) == pytest.approx(step + rollout, rel=0.2)
 
 
+def test_a_kl_to_v_old_needs_no_pass_of_the_base():
+    with_kl, without = (
+        estimate_time(load_recipe("sd35m-5rewards", ["objective.name=awm", *words]), GPUS["h100"])
+        for words in (["balance.target=full"], ["balance.target=full", "objective.kl=0"])
+    )
+    assert with_kl.step == without.step
+
+
 def test_it_scales_as_the_work_does():
     def told(*overrides, gpu="h200", count=1):
         return estimate_time(load_recipe("sd35m-5rewards", list(overrides)), GPUS[gpu], count)

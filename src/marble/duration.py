@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marble.errors import MarbleError
+from marble.objectives import objective_class
 from marble.recipe import Recipe
 
 
@@ -141,7 +142,9 @@ def estimate_time(recipe: Recipe, gpu: GPU | None, count: int = 1) -> Duration:
     if recipe.train.overlap_rewards:  # one batch is scored while the next is drawn
         scoring = max(0.0, scoring - rollout)
     pair = measured.checkpointed if recipe.model.gradient_checkpointing else measured.pair
-    pair -= measured.reference * (1 - (recipe.objective.kl > 0) / recipe.objective.kl_every)
+    objective = recipe.objective
+    drawn_to_base = objective.kl > 0 and objective_class(objective.name).anchor == "base"
+    pair -= measured.reference * (1 - drawn_to_base / objective.kl_every)
     trained = recipe.trained_per_epoch / recipe.train.steps_per_epoch
     batches = math.ceil(trained / micro_batch / count)
     training = recipe.timesteps_per_sample * max(trained * pair * scale, 5 * batches * call)

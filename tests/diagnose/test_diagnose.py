@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from _ill import cases, make, told
 
 from _command import marble  # noqa: F401
@@ -130,10 +131,41 @@ def test_the_command(marble, healthy, tmp_path):  # noqa: F811
     assert marble("diagnose", healthy).out == diagnose(healthy).headline + "\n"
     run = changed(healthy, tmp_path / "run", lambda i, r: flat(r) | INJECTED["little weight"])
     text = marble("diagnose", run).out
-    assert "little weight (similarity)\n" in text and "  → Raise balance.priorities" in text
+    assert "little weight (similarity)\n" in text and "  → Raise rewards.similarity" in text
     record = json.loads(marble("diagnose", run, "--json").out)
     assert record["findings"][0]["ailment"] == "little weight"
     assert marble("diagnose", tmp_path).status == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("marble", "Raise balance.priorities.similarity."),
+        ("upgrad", "Raise balance.priorities.similarity."),
+        ("progress", "Raise rewards.similarity.priority."),
+        ("weighted_sum", "Raise rewards.similarity.weight."),
+        ("uniform", "Raise rewards.similarity.weight with balance.method=fixed."),
+        ("mine.py:Rule", "Raise balance.priorities.similarity (or rewards.similarity.priority)."),
+    ],
+)
+def test_the_remedy_is_one_the_method_has(healthy, tmp_path, method, change):
+    run = changed(healthy, tmp_path / "run", lambda i, r: flat(r) | INJECTED["little weight"])
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["balance"]["method"] = method
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert change in [finding.change for finding in diagnose(run).findings]
+
+
+@pytest.mark.parametrize("objective", ["awm", "dpo", "grpo"])
+def test_a_kl_that_is_no_distance_from_the_base_is_not_taken_for_one(healthy, tmp_path, objective):
+    """awm and dpo hold to v_old: their `kl` is `old_deviation`. grpo's is in other units."""
+    for name, row in (("far", {"kl": 3.0, "old_deviation": 3.0}), ("near", {"kl": 1e-9})):
+        run = changed(healthy, tmp_path / name, lambda i, r, row=row: flat(r) | row)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["objective"] = {"name": objective}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        named = {finding.ailment for finding in diagnose(run).findings}
+        assert not named & {"v_old stands still", "too large a step", "too small a step"}
 
 
 def test_real_runs_of_twenty_steps(tmp_path):
@@ -152,7 +184,7 @@ def test_the_report_has_it(healthy, tmp_path):
     run = changed(healthy, tmp_path / "run", lambda i, r: flat(r) | INJECTED["little weight"])
     text = write([run], tmp_path / "page.html").read_text()
     section = text.split('<section id="diagnosis"')[1].split("</section>")[0]
-    assert "little weight" in section and "Raise balance.priorities.similarity" in section
+    assert "little weight" in section and "Raise rewards.similarity.priority" in section
 
 
 @pytest.mark.slow

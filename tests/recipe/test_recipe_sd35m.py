@@ -2,6 +2,7 @@
 
 import pytest
 
+from marble.objectives import objective_class
 from marble.recipe import list_recipes, load_recipe
 from marble.rewards import REGISTRY
 
@@ -106,3 +107,16 @@ def test_the_summed_rewards_are_on_one_scale():
     }
     others = zip(summed.train, marble.train)
     assert all(a.model_copy(update={"weight": 1.0}) == b for a, b in others)
+
+
+@pytest.mark.parametrize("name", ["awm", "dpo", "grpo"])
+def test_another_objective_has_its_own_numbers(tmp_path, name):
+    """Of the recipe's, or of a whole run's, what means something else to it is not taken over."""
+    words = ["rollout.sampler=sde", "eval.sampler=dpm", "balance.target=full"]
+    words += [f"objective.name={name}", "train.batch_size=null"]
+    usual = objective_class(name).Options().model_copy(update={"name": name})
+    (tmp_path / "config.yaml").write_text(load_recipe("sd35m-paper").dump())
+    for recipe in ("sd35m-5rewards", str(tmp_path / "config.yaml")):
+        options = load_recipe(recipe, words).objective
+        assert options.model_copy(update={"kl_every": usual.kl_every}) == usual
+        assert load_recipe(recipe, ["objective.kl=7", *words]).objective.kl == 7

@@ -14,6 +14,8 @@ import numpy as np
 
 from marble.evaluation.intervals import Interval, gain_interval
 from marble.evaluation.runs import Floats, RunRecord, read_run, score_tables
+from marble.objectives import OBJECTIVES, objective_class
+from marble.objectives.base import Objective
 
 EARLY = 10
 """Steps before which nothing can be said."""
@@ -51,8 +53,7 @@ class Evidence:
 
     def late(self, key: str, share: float = 0.5) -> float:
         """Mean over the last `share` of the steps, NaN where nothing is known."""
-        values = self.curve(key)
-        return _mean(values[int(len(values) * (1 - share)) :])
+        return recent(self.curve(key), share)
 
     def first(self, key: str, count: int = 5) -> float:
         values = self.curve(key)
@@ -63,6 +64,20 @@ class Evidence:
         for part in path:
             value = value.get(part) if isinstance(value, dict) else None
         return value
+
+    @cached_property
+    def distance(self) -> Floats:
+        """Mean squared distance of v_θ from the base, per step; NaN where it is not known.
+
+        It is logged as `kl`, unless the run's objective holds to v_old there, or measures in other
+        units. An objective of the user's own is taken to be like the built-in ones.
+        """
+        name = self.setting("objective", "name")
+        if name in OBJECTIVES:
+            objective = objective_class(name)
+            if objective.anchor != "base" or objective.penalty is not Objective.penalty:
+                return np.full(self.steps, math.nan)
+        return self.curve("kl")
 
     # -- how a reward fared -----------------------------------------------------------------
 
@@ -215,6 +230,11 @@ def _table(path: Path, names: list[str]) -> Groups | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Groups(scores, groups)
+
+
+def recent(values: Floats, share: float = 0.5) -> float:
+    """Mean of the last `share` of some values, NaN where nothing is known."""
+    return _mean(values[int(len(values) * (1 - share)) :])
 
 
 def _mean(values: Floats) -> float:

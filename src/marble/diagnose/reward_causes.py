@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from marble.diagnose.evidence import Evidence
+from marble.diagnose.evidence import Evidence, recent
 from marble.diagnose.words import Finding, number, percent
+from marble.harmonise import RULES, GramRule
 
 INFORMATIVE = 0.34
 """Share of samples in groups with some spread, below which a reward hardly speaks."""
@@ -81,7 +82,7 @@ def noise(e: Evidence, name: str) -> Finding | None:
     own, count = e.likeness(name)
     others = [e.likeness(other)[0] for other in [*e.names, *e.heldout] if other != name]
     usual = float(np.nanmedian(others)) if np.isfinite(others).any() else math.nan
-    unlike = own < UNLIKE and count >= FEW and (usual > LIKE or e.late("kl", 0.2) < 0.05)
+    unlike = own < UNLIKE and count >= FEW and (usual > LIKE or recent(e.distance, 0.2) < 0.05)
     if not (trust < TRUST or unlike):
         return None
     seen = f"the share of signal in it is put at {percent(trust)}"
@@ -124,8 +125,7 @@ def opposed(e: Evidence, name: str) -> Finding | None:
         "opposed by other rewards",
         name,
         f"{name}'s gradient has a mean cosine of {mean:+.2f} with the others: against {listed}.",
-        f"Decide which is wanted: raise balance.priorities.{name} (or rewards.{name}.priority), "
-        "or drop one side.",
+        f"Decide which is wanted: raise {_lever(e, name)}, or drop one side.",
     )
 
 
@@ -138,9 +138,22 @@ def outweighed(e: Evidence, name: str) -> Finding | None:
         "little weight",
         name,
         f"{name} has {percent(shares[name] / total)} of the weight.",
-        f"Raise balance.priorities.{name} (or rewards.{name}.priority; rewards.{name}.weight under "
-        "weighted_sum, gdpo and fixed).",
+        f"Raise {_lever(e, name)}.",
     )
+
+
+def _lever(e: Evidence, name: str) -> str:
+    """The setting that gives a reward more weight under the run's method."""
+    rule = RULES.get(str(e.setting("balance", "method")))
+    if rule is None:  # one of the user's own, whose code is not run here
+        return f"balance.priorities.{name} (or rewards.{name}.priority)"
+    if issubclass(rule, GramRule):
+        return f"balance.priorities.{name}"
+    if rule.prioritised:
+        return f"rewards.{name}.priority"
+    if "weights" in rule.Options.model_fields:
+        return f"rewards.{name}.weight"
+    return f"rewards.{name}.weight with balance.method=fixed"
 
 
 def training_only(e: Evidence, name: str) -> Finding | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from marble.diagnose.evidence import Evidence, Floats
+from marble.diagnose.evidence import Evidence, Floats, recent
 from marble.diagnose.words import Finding, number, percent
 
 STILL = 1e-5
@@ -26,7 +26,7 @@ STEPS = 5
 
 
 def too_small(e: Evidence, rising: list[str]) -> Finding | None:
-    distance = _highest(e.curve("kl"))
+    distance = _highest(e.distance)
     moved = [abs(gain.mean) for gain in e.gains.values()]
     still = distance < STILL if math.isfinite(distance) else bool(moved) and max(moved) < 1e-3
     if not still or rising:
@@ -45,7 +45,7 @@ def too_small(e: Evidence, rising: list[str]) -> Finding | None:
 
 
 def too_large(e: Evidence, rising: list[str]) -> Finding | None:
-    distance = _highest(e.curve("kl"))
+    distance = _highest(e.distance)
     skipped = e.curve("skipped")
     lost = float(np.nanmax(skipped)) / e.steps if np.isfinite(skipped).any() else 0.0
     if lost > SKIPPED:
@@ -85,7 +85,7 @@ def collapse(e: Evidence, rising: list[str]) -> Finding | None:
 
 
 def stale(e: Evidence, rising: list[str]) -> Finding | None:
-    lag, distance = e.late("old_deviation"), e.late("kl")
+    lag, distance = e.late("old_deviation"), recent(e.distance)
     if not (distance > STILL and lag > LAG * distance):
         return None
     decay = e.setting("rollout", "old_decay") or {}

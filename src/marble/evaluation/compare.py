@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from marble.errors import MarbleError
 from marble.evaluation.harmony import KINDS, harmony
 from marble.evaluation.intervals import gain_interval
 from marble.evaluation.measures import composite, joint_rates, relative_gains, wins
 from marble.evaluation.pareto import hypervolume, pareto_front
 from marble.evaluation.reading import number
-from marble.evaluation.runs import Evaluation, RunRecord, read_run, score_tables
+from marble.evaluation.runs import Evaluation, RunRecord, read_run, score_tables, unjudged
 from marble.evaluation.versus import record as record_versus
 from marble.evaluation.versus import versus
 
@@ -31,7 +30,7 @@ def compare_table(runs: Sequence[str | Path | RunRecord]) -> dict[str, Any]:
     judged = [(record, record.last) for record in records]
     missing = [record.name for record, last in judged if last is None]
     if missing:
-        raise MarbleError(f"{missing[0]}: has no evaluation of the trained model yet")
+        raise unjudged(missing[0])
     named = [(record, last) for record, last in judged if last is not None]
     labels = _labels([record for record, _ in named])
     names = list(dict.fromkeys(n for _, last in named for n in last.names()))

@@ -11,7 +11,7 @@ import numpy as np
 from marble.errors import MarbleError
 from marble.evaluation.measures import composite
 from marble.evaluation.reading import evaluation_record, numbers, parse_json
-from marble.evaluation.runs import read_run
+from marble.evaluation.runs import read_run, unjudged
 
 #: Column → the scores it may come from, the first one there. Papers report strict GenEval.
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -76,7 +76,7 @@ def read_evaluations(paths: Sequence[str | Path]) -> list[tuple[str, dict[str, A
         if path.is_dir():
             run = read_run(path)
             if run.last is None:
-                raise MarbleError(f"{path}: has no evaluation of the trained model yet")
+                raise unjudged(path)
             base = base or (run.base.record if run.base else None)
             found.append((run.name, run.last.record))
         else:

@@ -131,6 +131,14 @@ class RunRecord:
         return float(sum(_times(self.metrics)))
 
 
+def unjudged(run: str | Path) -> MarbleError:
+    """For a run that cannot be compared yet."""
+    return MarbleError(
+        f"{run}: has no evaluation of the trained model yet; it comes at the end of the run, or "
+        "every eval.every steps"
+    )
+
+
 def read_run(folder: str | Path) -> RunRecord:
     """A run folder, finished or not."""
     path = run_folder(folder)

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from marble.errors import MarbleError, RecipeError
 from marble.harmonise import RULES
+from marble.objectives import OBJECTIVES, objective_class
+from marble.objectives.registry import DEFAULT
 from marble.plugins import guarded
 from marble.recipe.balance import Rewards
 from marble.recipe.explain import explain, nearest
@@ -49,7 +51,8 @@ def recipe_from(
 ) -> Recipe:
     """A recipe from plain data (the same structure as the YAML)."""
     merged = _layer({}, raw, where)
-    for override in overrides:
+    # Which objective it is comes first: its settings may stand before its name.
+    for override in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
         merged = _override(merged, override)
     try:
         model = recipe_class(merged)
@@ -81,13 +84,30 @@ def _layer(base: dict[str, Any], top: dict[str, Any], where: str) -> dict[str, A
     changes = {}
     if isinstance(rewards, dict):
         changes = {key: rewards.pop(key) for key in ("add", "drop") if key in rewards}
-    merged = _merge(copy.deepcopy(base), top)
+    merged = _merge(_for_objective(copy.deepcopy(base), top), top)
     if changes:
         train = merged["rewards"].get("train", [])
         if not isinstance(train, list):
             raise RecipeError(f"{where}: rewards.train: must be a list, got {train!r}")
         merged["rewards"]["train"] = _changed(train, changes, where)
     return merged
+
+
+def _for_objective(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`base` without the settings of its objective that mean something else to the one in `top`:
+    β or a KL weight of NFT would be taken over by DPO, whose own are a thousand times as large."""
+    below, above = base.get("objective"), top.get("objective")
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return base
+    old, new = str(below.get("name", DEFAULT)), str(above.get("name", ""))
+    if old == new or old not in OBJECTIVES or new not in OBJECTIVES:
+        return base  # code of the user's own is not looked at here
+    fields = [objective_class(name).Options.model_fields for name in (old, new)]
+    for key in set(below) - {"name"}:
+        one, other = (own.get(key) for own in fields)
+        if one is None or other is None or one.description != other.description:
+            del below[key]
+    return base
 
 
 def _merge(base: Any, top: Any) -> Any:

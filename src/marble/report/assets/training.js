@@ -114,7 +114,7 @@ chart("grad-norm", (run) => {
   };
 });
 
-const VITALS = { kl: "KL to the base", old_deviation: "to v_old", loss: "loss" };
+const VITALS = { kl: "KL", old_deviation: "to v_old", loss: "loss" };
 
 chart("vitals", (run, width) => {
   const t = run.training;
