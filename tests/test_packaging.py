@@ -55,7 +55,10 @@ def test_contributors_files_are_whole():
         text = (ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text()
         assert yaml.safe_load(text)
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
-    checks = [hook["entry"].removeprefix(".venv/bin/") for hook in hooks["repos"][0]["hooks"]]
+    subject, *others = hooks["repos"][0]["hooks"]
+    assert re.search(subject["entry"], "x" * 72) and subject["stages"] == ["commit-msg"]
+    assert not re.search(subject["entry"], "x" * 71 + "\n\n" + "y" * 90)
+    checks = [hook["entry"].removeprefix(".venv/bin/") for hook in others]
     made = (ROOT / "Makefile").read_text()
     assert {c.split()[0] for c in checks} == {"ruff", "mypy", "python"}
     assert all(f"$(BIN)/{tool}" in made for tool in ("ruff check", "ruff format", "mypy"))
