@@ -13,7 +13,7 @@ from marble.training.checkpoint import newest_complete
 
 FAULTS = {
     "exception": "RuntimeError: the scorer has lost its temper",
-    "length": "returned shape (11,) for 12 pictures",
+    "length": "returned shape (11,) for 12 pictures; return one number per picture, or None",
     "nan": "returned nan",
     "inf": "returned inf",
     "hang": "no answer within 1 s",

@@ -6,6 +6,7 @@ A run of a small model takes a minute, and importing torch and diffusers a good 
 from __future__ import annotations
 
 import atexit
+import io
 import multiprocessing
 import os
 import runpy
@@ -79,6 +80,8 @@ def _be(command: list[str], log: str, environment: dict[str, str]) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # else its lines come after those of stderr
+        sys.stdout.reconfigure(line_buffering=True)
     os.environ.clear()
     os.environ.update(environment)
     if "torch" in sys.modules and "OMP_NUM_THREADS" in environment:
