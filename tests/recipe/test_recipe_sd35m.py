@@ -2,6 +2,7 @@
 
 import pytest
 
+from marble.errors import RecipeError
 from marble.objectives import objective_class
 from marble.recipe import list_recipes, load_recipe
 from marble.rewards import REGISTRY
@@ -120,3 +121,9 @@ def test_another_objective_has_its_own_numbers(tmp_path, name):
         options = load_recipe(recipe, words).objective
         assert options.model_copy(update={"kl_every": usual.kl_every}) == usual
         assert load_recipe(recipe, ["objective.kl=7", *words]).objective.kl == 7
+
+
+def test_a_misspelt_setting_is_told_whatever_the_objective(tmp_path):
+    (tmp_path / "mine.yaml").write_text("extends: studio\nobjective: {betta: 3}\n")
+    with pytest.raises(RecipeError, match=r"objective\.betta: unknown key"):
+        load_recipe(str(tmp_path / "mine.yaml"), ["objective.name=dpo"])

@@ -105,7 +105,7 @@ def _for_objective(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     fields = [objective_class(name).Options.model_fields for name in (old, new)]
     for key in set(below) - {"name"}:
         one, other = (own.get(key) for own in fields)
-        if one is None or other is None or one.description != other.description:
+        if one and (other is None or one.description != other.description):
             del below[key]
     return base
 
