@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from marble.errors import MarbleError
 from marble.models import cpu, fp8, lora, merge
-from marble.models.compiling import SMALL, Compiled
+from marble.models.compiling import Compiled
 from marble.models.conditioning import Conditioning, PromptCache
-from marble.models.graphs import Graphs
+from marble.models.graphs import Graphs, TrainedGraphs
 from marble.models.lora_layer import keep_low
 from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
 from marble.models.sliders import SLIDERS, Gates, Sliders
+from marble.replay import is_small
 
 RESIDENT = 1 << 30
 """Bytes of prompts kept on the device; SD3.5's encoders make 2.7 MB of each, so some 400."""
@@ -56,10 +57,12 @@ class Adapter(ABC):
         self._gates: Gates | None = None
         self.compiled: Compiled | None = None
         self.replays = False
-        """Whether a small model's passes are replayed as CUDA graphs while it draws."""
+        """Whether a small model's passes are replayed as CUDA graphs (`graphs`)."""
         self.halves = self.device.type == "cuda"
         """Whether recorded micro-batches come in halves, to save memory."""
-        self._graphs: Graphs | None = None
+        self._graphs: dict[tuple[str, bool, bool], Graphs | TrainedGraphs] = {}
+        self._draws = False
+        self._fit: bool | None = None
         self.say: Callable[[str], None] = _to_stderr
         """Where a line for the user goes; a run with a display of its own sets it."""
 
@@ -191,7 +194,7 @@ class Adapter(ABC):
 
     def _guided(self, cond: Conditioning, guidance: float) -> Velocity:
         """Velocity with guidance; 1 is none for every family, whatever its pipeline counts from."""
-        run = self._graphs or self.velocity
+        run = self.replayed if self._draws else self.velocity
         if guidance <= 1:
             return lambda x, sigma: run(x, sigma, cond)
         empty = self._unconditional().to(self.device)[[0] * len(cond)]
@@ -220,6 +223,7 @@ class Adapter(ABC):
         seed: int = 0,
     ) -> None:
         """Adds the trained adapter `default` and its frozen copy `old`, equal at the start."""
+        self._fit = None
         lora.add_adapters(
             self.transformer,
             rank=rank,
@@ -274,29 +278,58 @@ class Adapter(ABC):
             cpu.drawing(model) if self.low_on_cpu else nullcontext(),
             fp8.drawing(self.blocks()) if low else nullcontext(),
         ):
-            if gpu and plain and self.replays and self.compiled is None and self._is_small():
-                self._graphs = Graphs(self.velocity, self.say)
+            before, self._draws = self._draws, not low
             try:
                 yield
             finally:
-                self._graphs = None
+                self._draws = before
+
+    def replayed(self, x_t: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
+        """`velocity` under the adapter in use, as a CUDA graph where the model is small and on a
+        GPU. A pass with gradients is differentiated once, and before the next one.
+
+        Weights lie where they lay when a pass was recorded: a LoRA is merged in place.
+        """
+        if not self._replays:
+            return self.velocity(x_t, sigma_B, cond)
+        trained = torch.is_grad_enabled()
+        gated = self._gates is not None and self._gates.rows is not None
+        key = (lora.active(self.transformer), gated, trained)
+        if key not in self._graphs:
+            say: Callable[[str], None] = lambda line: self.say(line)  # noqa: E731
+            parameters = list(self.lora_parameters().values()) if trained else []
+            self._graphs[key] = (
+                TrainedGraphs(self.velocity, parameters, say)
+                if trained
+                else Graphs(self.velocity, say)
+            )
+        return self._graphs[key](x_t, sigma_B, cond)
+
+    @property
+    def _replays(self) -> bool:
+        if not (self.replays and self.device.type == "cuda" and self.compiled is None):
+            return False
+        if self._fit is None:  # asked in every pass
+            plain = not lora.names(self.transformer) or merge.mergeable(self.transformer)
+            self._fit = plain and not self._recomputes and is_small(self.transformer)
+        return self._fit
 
     def beside(self, name: str) -> AbstractContextManager[None]:
         """Context of many passes of `name` between those that are trained; its weights stay as they
         are in it. On a GPU with room they are held with the LoRA inside (`merge.beside`)."""
         model = self.transformer
-        roomy = not getattr(model, "is_gradient_checkpointing", False)
-        fits = self.device.type == "cuda" and roomy and self._gates is None
+        fits = self.device.type == "cuda" and not self._recomputes and self._gates is None
+        fits = fits and not self._replays  # which has recorded where the factors lie
         return merge.beside(model, name) if fits and merge.mergeable(model) else nullcontext()
+
+    @property
+    def _recomputes(self) -> bool:
+        return bool(getattr(self.transformer, "is_gradient_checkpointing", False))
 
     @property
     def low_on_cpu(self) -> bool:
         """Whether passes are those of `models.cpu`."""
         return self.device.type == "cpu" and self.precision is torch.bfloat16
-
-    def _is_small(self) -> bool:
-        """Whether launching the denoiser's kernels takes longer than running them."""
-        return sum(p.numel() for p in self.transformer.parameters()) < SMALL
 
     def swapped(
         self, values: Mapping[str, Tensor], name: str = lora.TRAINED

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from marble.replay import SMALL
+
 LIMIT = 64
 """Programs per class of block. SD3.5 Medium has three makes of block (two attentions, one, the
 last one); each has four ways to run (merged or base, v_old, v_θ with gradients, recorded), at a
 first batch size and at any other: 24."""
-SMALL = 100_000_000
-"""Weights of a denoiser that `auto` does not compile: it has trained before compiling pays."""
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -38,7 +38,7 @@ def wanted(choice: bool | str, device: torch.device, weights: int, say: Say) -> 
     """What `model.compile` comes to on this device, for a denoiser of so many weights."""
     if choice != "auto":
         return bool(choice)
-    if device.type != "cuda" or weights < SMALL:
+    if device.type != "cuda" or weights < SMALL:  # it has trained before compiling pays
         return False
     from torch.utils._triton import has_triton
 

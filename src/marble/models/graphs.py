@@ -1,100 +1,132 @@
-"""Forward passes of small models as CUDA graphs: recorded once, then replayed by a single call.
-
-A small model's pass is hundreds of kernels that each take less time than launching them does.
-While pictures are drawn, all passes of one batch size are the same launches on other numbers: the
-second one is recorded, and all later ones are replayed. Recordings hold the addresses of weights
-and must not outlive them: they belong to one `Adapter.drawing`, and are dropped at its end.
-"""
+"""A denoiser's passes as CUDA graphs (`marble.replay`): those that draw, and those that train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from marble.models.conditioning import Conditioning
+from marble.replay import Record, Recordings, Replayed, Say
 
 Pass = Callable[[Tensor, Tensor, Conditioning], Tensor]
-Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""A computation → (what runs it again, where its result then is)."""
 
 
 class Graphs:
-    """Runs `velocity` for any number of batches; what cannot be recorded runs as it is."""
+    """Passes without gradients. Text of any length is not recorded: its lengths are numbers on the
+    host."""
+
+    def __init__(self, velocity: Pass, say: Say, *, record: Record | None = None) -> None:
+        self._velocity = velocity
+        self._names: tuple[str, ...] = ()
+        self._replayed = Replayed(self._flat, "sampling", say, record=record)
+
+    @property
+    def replayed(self) -> int:
+        return self._replayed.replayed
+
+    def __call__(self, x: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
+        if cond.ragged:
+            return self._velocity(x, sigma_B, cond)
+        self._names = tuple(cond.tensors)
+        found: Tensor = self._replayed(x, sigma_B, *cond.tensors.values())
+        return found
+
+    def _flat(self, x: Tensor, sigma_B: Tensor, *text: Tensor) -> Tensor:
+        return self._velocity(x, sigma_B, Conditioning(dict(zip(self._names, text))))
+
+
+class TrainedGraphs:
+    """Passes to be differentiated by some parameters, once each and before the next: one graph for
+    a pass, one for its backward pass."""
 
     def __init__(
-        self, velocity: Pass, say: Callable[[str], None], *, record: Record | None = None
+        self,
+        velocity: Pass,
+        parameters: Sequence[Tensor],
+        say: Say,
+        *,
+        record: Record | None = None,
     ) -> None:
-        self._velocity, self._say = velocity, say
-        self._record: Record | None = record or record_cuda
-        self._recorded: dict[Any, _Recording | None] = {}
-        self._seen: set[Any] = set()
+        self._velocity, self._parameters = velocity, tuple(parameters)
+        self._recordings = Recordings("training", say, record)
         self.replayed = 0
 
     def __call__(self, x: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
-        key = (x.shape, x.dtype, *((n, t.shape, t.dtype) for n, t in cond.tensors.items()))
-        if cond.ragged or self._record is None or key not in self._seen:
-            # Lengths of text are numbers on the host; and the first pass of a size warms up.
-            self._seen.add(key)
+        if cond.ragged:
             return self._velocity(x, sigma_B, cond)
-        if key not in self._recorded:
-            self._recorded[key] = self._make(x, sigma_B, cond)
-        recording = self._recorded[key]
-        if recording is None:
+        inputs = (x, sigma_B, *cond.tensors.values())
+        key = tuple((t.shape, t.dtype, t.stride()) for t in inputs)
+        tape = self._recordings.find(
+            key,
+            lambda record: _Tape(
+                record, self._velocity, self._parameters, inputs, tuple(cond.tensors)
+            ),
+        )
+        if tape is None:
             return self._velocity(x, sigma_B, cond)
         self.replayed += 1
-        return recording(x, sigma_B, cond)
-
-    def _make(self, x: Tensor, sigma_B: Tensor, cond: Conditioning) -> _Recording | None:
-        assert self._record is not None
-        try:
-            return _Recording(self._velocity, self._record, x, sigma_B, cond)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            cause = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-            self._say(f"sampling goes on without CUDA graphs ({cause})")
-            self._record = None
-            return None
+        tape.fill(inputs)
+        found: Tensor = _Replay.apply(tape, *self._parameters)
+        return found
 
 
-class _Recording:
+class _Tape:
+    """The recorded pass and backward pass of one size, and the memory they read and write."""
+
     def __init__(
-        self, velocity: Pass, record: Record, x: Tensor, sigma_B: Tensor, cond: Conditioning
+        self,
+        record: Record,
+        velocity: Pass,
+        parameters: tuple[Tensor, ...],
+        inputs: tuple[Tensor, ...],
+        names: tuple[str, ...],
     ) -> None:
-        self._x, self._sigma_B = x.clone(), sigma_B.clone()
-        tensors = {name: tensor.clone() for name, tensor in cond.tensors.items()}
-        self._cond = Conditioning(tensors, cond.ragged, cond.counts)
-        self._holds: Conditioning | None = cond
-        self._replay, self._result = record(lambda: velocity(self._x, self._sigma_B, self._cond))
+        self._places = [tensor.clone() for tensor in inputs]
+        self.turn = 0
+        """Counts passes: a second one overwrites what the backward pass of the first needs."""
+        live: list[Tensor] = []
 
-    def __call__(self, x: Tensor, sigma_B: Tensor, cond: Conditioning) -> Tensor:
-        self._x.copy_(x)
-        self._sigma_B.copy_(sigma_B)
-        if cond is not self._holds:  # the same object in all steps of a batch
-            for name, tensor in cond.tensors.items():
-                self._cond.tensors[name].copy_(tensor)
-            self._holds = cond
-        self._replay()
-        return self._result.clone()
+        def forward() -> Tensor:
+            x, sigma_B, *text = self._places
+            with torch.enable_grad():
+                live[:] = [velocity(x, sigma_B, Conditioning(dict(zip(names, text))))]
+            return live[0].detach()
+
+        def backward() -> tuple[Tensor | None, ...]:
+            return torch.autograd.grad(live[0], parameters, self.given, allow_unused=True)
+
+        self.forward, self.result = record(forward)
+        self.given = torch.zeros_like(self.result)
+        self.backward, self._gradients = record(backward)
+
+    def fill(self, inputs: tuple[Tensor, ...]) -> None:
+        for place, tensor in zip(self._places, inputs):
+            place.copy_(tensor, non_blocking=True)
+
+    def gradients(self) -> list[Tensor | None]:
+        """Copies: the optimiser's `.grad` must not be the memory that the next pass writes."""
+        found = [g for g in self._gradients if g is not None]
+        copies = iter(torch._foreach_mul(found, 1.0))
+        return [None if g is None else next(copies) for g in self._gradients]
 
 
-def record_cuda(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Records on a stream of its own, while other threads may go on with theirs.
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tape: _Tape, *parameters: Tensor) -> Tensor:
+        tape.forward()
+        tape.turn += 1
+        ctx.tape, ctx.turn = tape, tape.turn
+        return tape.result.clone()
 
-    `torch.cuda.graph` would collect garbage and empty the allocator's cache before: a tenth of a
-    second and more, per rollout.
-    """
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            result = compute()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph.replay, result
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tape: _Tape = ctx.tape
+        if ctx.turn != tape.turn:
+            raise RuntimeError("a replayed pass is differentiated before the next one, and once")
+        tape.turn += 1
+        tape.given.copy_(grads[0])
+        tape.backward()
+        return (None, *tape.gradients())

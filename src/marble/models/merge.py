@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from marble.models import lora
 from marble.models.lora_layer import LeanLinear
+from marble.replay import is_small
 
 
 def mergeable(model: nn.Module) -> bool:
@@ -54,11 +55,13 @@ def merged(model: nn.Module, adapter: str) -> Iterator[None]:
     before = lora.active(model)
     lora.activate(model, lora.BASE)
     aside: list[tuple[Tensor, Tensor]] = []
+    stays = is_small(model)  # a large model's frozen weights wait in main memory
     try:
         for _, layer in lora.lora_layers(model):
             weight: Any = layer.get_base_layer().weight
             inside = _sum(layer, adapter, weight.data)
-            aside.append((weight.data, weight.data.cpu().clone()))
+            kept = weight.data if stays else weight.data.cpu()
+            aside.append((weight.data, kept.clone()))
             weight.data.copy_(inside)
         with lora.fixed(model):
             yield

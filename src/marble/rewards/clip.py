@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from marble.errors import MarbleError
+from marble.replay import Replayed, is_small
 from marble.rewards.base import Reward
 from marble.rewards.openclip import load_openclip
 from marble.rewards.precision import as_dtype, kept_in
@@ -46,6 +47,8 @@ class ClipEncoder:
         self.batch_size = batch_size
         self.max_tokens = int(model.config.text_config.max_position_embeddings)
         self._latest: tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None = None
+        replays = self.device.type == "cuda" and is_small(model)
+        self._tower = Replayed(self._image_tower, "a CLIP model") if replays else self._image_tower
 
     @property
     def logit_scale(self) -> float:
@@ -63,7 +66,7 @@ class ClipEncoder:
             seen, version, embeddings = self._latest
             if seen() is images and version == images._version:
                 return embeddings
-        chunks = images.split(self.batch_size)
+        chunks = (chunk.to(self.device) for chunk in images.split(self.batch_size))
         embeddings = torch.cat([self.embed_pixels(self.preprocess(chunk)) for chunk in chunks])
         self._latest = (weakref.ref(images), images._version, embeddings)
         return embeddings
@@ -73,9 +76,11 @@ class ClipEncoder:
         """The same for pictures that are preprocessed already, in batches."""
         parts = []
         for chunk in pixels.split(self.batch_size):
-            inputs = chunk.to(self.device)
-            parts.append(_features(self.model.get_image_features(pixel_values=inputs)))
+            parts.append(self._tower(chunk.to(self.device)))
         return F.normalize(torch.cat(parts).float(), dim=-1)
+
+    def _image_tower(self, pixels: torch.Tensor) -> torch.Tensor:
+        return _features(self.model.get_image_features(pixel_values=pixels))
 
     @torch.no_grad()
     def embed_texts(self, prompts: list[str]) -> torch.Tensor:

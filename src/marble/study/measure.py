@@ -66,6 +66,8 @@ def measure(folder: Path, judge: Sequence[str] = ()) -> Measured:
         **{label: harmony(run.metrics, kind).conflict_rate for label, kind in CONFLICTS.items()},
         "drift flags": _drift_flags(run),
         PICTURES: _pictures(run, curve),
+        "diversity": _last(run, "probe/diversity"),
+        "warned at": _warned(run),
         "minutes": run.seconds / 60,
     }
     return Measured(
@@ -126,6 +128,22 @@ def _pictures(run: RunRecord, curve: dict[int, tuple[float, float]]) -> float:
             return float(np.interp(REACHED, (before[1], worst), (before[0], drawn)))
         before = (drawn, worst)
     return np.nan
+
+
+def _last(run: RunRecord, name: str) -> float:
+    """The latest value of a metric."""
+    found = [row[name] for row in run.metrics if isinstance(row.get(name), int | float)]
+    return float(found[-1]) if found else np.nan
+
+
+def _warned(run: RunRecord) -> float:
+    """The step at which training first told that it had collapsed; NaN: never."""
+    told = [
+        row["step"]
+        for row in run.metrics
+        if any(str(note).startswith("collapse:") for note in row.get("notes") or ())
+    ]
+    return float(told[0]) if told else np.nan
 
 
 def _drift_flags(run: RunRecord) -> float:

@@ -146,6 +146,7 @@ def _watched(trainer: Trainer) -> Iterator[dict[str, float]]:
     honest_sample = adapter.sample
     watched = {
         "velocity": _timed(adapter.velocity, forward, seconds, adapter.device),
+        "replayed": _timed(adapter.replayed, forward, seconds, adapter.device),
         "decode": _timed(adapter.decode, lambda: "decode", seconds, adapter.device),
         "encode": _timed(adapter.encode, lambda: "prompts", seconds, adapter.device),
         "sample": sample,
@@ -161,6 +162,9 @@ def _watched(trainer: Trainer) -> Iterator[dict[str, float]]:
             delattr(adapter, name)
 
 
+_running: list[str] = []
+
+
 def _timed(
     function: Callable[..., Any],
     phase: Callable[[], str],
@@ -168,10 +172,16 @@ def _timed(
     device: torch.device,
 ) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
+        if _running:  # a pass within a pass: its time is in the outer one's
+            return function(*args, **options)
         key = phase()
         _synchronise(device)
         started = time.perf_counter()
-        result = function(*args, **options)
+        _running.append(key)
+        try:
+            result = function(*args, **options)
+        finally:
+            _running.pop()
         _synchronise(device)
         seconds[key] += time.perf_counter() - started
         return result

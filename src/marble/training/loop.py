@@ -80,6 +80,7 @@ class Trainer:
         # The noise levels of the rollout, without the final 0: training uses the very same.
         self.sigmas = self.adapter.grid(recipe.rollout.steps)[:-1]
         self._pool = ThreadPoolExecutor(1) if recipe.train.overlap_rewards else None
+        self._drift: dict[str, float] | None = None
         self.warnings: list[str] = []
         """What went wrong in the last epoch and was survived, on any process."""
         random_state.seed(recipe.train.seed, processes.rank)
@@ -95,7 +96,7 @@ class Trainer:
         seen = self._observe_pairs(epoch)
         skips, self.warnings = self._look_at_rewards(skipped)
         self.warnings += self._silent_rewards(epoch.samples, epoch.rewards_KN)
-        self._drift = epoch.rollout.drift_statistics(self.processes)
+        self._drift = None
         if seen:
             self.warnings += self.balancer.harmoniser.doubts(self.epoch)
         rows: list[dict[str, Any]] = []
@@ -357,6 +358,8 @@ class Trainer:
             row["memory_gb"] = torch.cuda.max_memory_allocated(self.adapter.device) / 1e9
         if self.adapter.compiled is not None:
             row |= self.adapter.compiled.counts
+        if self._drift is None:
+            self._drift = rollout.drift_statistics(self.processes)
         row |= self._drift
 
     def _sampler(self) -> GroupSampler:

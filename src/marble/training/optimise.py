@@ -149,15 +149,16 @@ def _micro_batch(
     with torch.no_grad():
         if "old" in frozen:
             with adapter.using("old"):
-                point.v_old = adapter.velocity(point.x_t, point.t_B, cond)
+                point.v_old = adapter.replayed(point.x_t, point.t_B, cond)
         if "base" in frozen or (point.kl > 0 and anchor == "base"):
             with adapter.using("base"):
-                point.v_ref = adapter.velocity(point.x_t, point.t_B, cond)
+                point.v_ref = adapter.replayed(point.x_t, point.t_B, cond)
         if taught:
             point.v_teacher = taught_velocity(adapter, point, cond, taught)
     with adapter.using("default"):
+        run = adapter.velocity if plan.records else adapter.replayed
         with plan.recording(len(position)):
-            v = adapter.velocity(point.x_t, point.t_B, cond)
+            v = run(point.x_t, point.t_B, cond)
         if same and point.v_old is None:
             point.v_old = v.detach()
         if point.kl > 0 and anchor == "old":

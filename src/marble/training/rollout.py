@@ -23,6 +23,9 @@ from marble.rewards import RewardSet
 from marble.training.dealing import batches
 from marble.training.processes import Processes
 
+Measured = tuple[dict[str, np.ndarray], np.ndarray]
+"""Statistics of pictures by name, and their thumbnails."""
+
 
 @dataclass
 class Rollout:
@@ -37,13 +40,15 @@ class Rollout:
     """Time spent waiting for scores after the last picture was drawn."""
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What else the sampler kept of every sample, for objectives that train on its steps."""
+    measured: Future[Measured] | None = None
+    """Statistics of its pictures, taken while training goes on."""
 
     def drift_statistics(self, processes: Processes) -> dict[str, float]:
         """Image statistics that move first when a model learns to cheat: means over all processes.
 
         A prompt's pictures are dealt to several processes, and its diversity is that of all.
         """
-        found, thumbs = drift_statistics(self.images.numpy()), thumbnails(self.images.numpy())
+        found, thumbs = self.measured.result() if self.measured else _measured(self.images)
         own = [
             (s.index, s.group, {name: column[i] for name, column in found.items()}, thumbs[i])
             for i, s in enumerate(self.samples)
@@ -58,6 +63,10 @@ class Rollout:
             f"drift/{name}": float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
             for name, values in columns.items()
         }
+
+
+def _measured(images: Tensor) -> Measured:
+    return drift_statistics(images.numpy()), thumbnails(images.numpy())
 
 
 def make_rollout(
@@ -117,14 +126,16 @@ def make_rollout(
     arrays = [s.result() if isinstance(s, Future) else s for s in scores]
     done = time.perf_counter()
     empty = np.zeros((len(rewards.names), 0))
+    pictures = torch.cat(images) if images else torch.zeros(0, 3, 1, 1, dtype=torch.uint8)
     return Rollout(
         list(samples),
         torch.cat(latents) if latents else torch.zeros(0),
-        torch.cat(images) if images else torch.zeros(0, 3, 1, 1, dtype=torch.uint8),
+        pictures,
         np.concatenate(arrays, axis=1) if arrays else empty,
         drawn - started,
         done - drawn,
         {name: torch.cat([part[name] for part in kept]) for name in (kept[0] if kept else ())},
+        None if pool is None else pool.submit(_measured, pictures),
     )
 
 

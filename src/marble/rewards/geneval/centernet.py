@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from marble.errors import MarbleError
+from marble.replay import Replayed
 from marble.rewards.convnet import Residual, as_input, conv, read_folder, write_folder
 from marble.rewards.geneval.detectors import Detections
 
@@ -83,6 +84,7 @@ class CenterNetDetector:
         self.classes = tuple(model.config.classes)
         self.device = torch.device(device)
         self.batch_size, self.top, self.floor = batch_size, top, floor
+        self._replayed = Replayed(self.model, "the detector")
 
     @classmethod
     def load(
@@ -106,7 +108,8 @@ class CenterNetDetector:
     def detect(self, images: torch.Tensor) -> list[Detections]:
         found: list[Detections] = []
         for chunk in images.split(self.batch_size):
-            maps = self.model(as_input(chunk.to(self.device)))
+            pixels = as_input(chunk.to(self.device))
+            maps = (self._replayed if pixels.is_cuda else self.model)(pixels)
             found += self.decode(*(m.float().cpu() for m in maps))
         return found
 
@@ -138,6 +141,7 @@ class CenterNetDetector:
     def to(self, device: str | torch.device) -> CenterNetDetector:
         self.device = torch.device(device)
         self.model.to(device)
+        self._replayed = Replayed(self.model, "the detector")  # the old one's weights have moved
         return self
 
 
