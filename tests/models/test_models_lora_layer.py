@@ -86,6 +86,35 @@ def test_gradients_are_as_exact_as_under_autocast():
         assert error(found, true) < 1e-2
 
 
+def test_bits_are_peft_s_with_low_copies_too():
+    """q, k and v of one fp32 input, as a norm leaves it: its gradient is added up in fp32."""
+
+    class Three(nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x):
+            x = 1 * x  # autocast keeps its copy of a leaf
+            return sum(made(x) for made in self.layers)
+
+    found = []
+    for ours in (False, True):
+        model = Three([layer(seed) for seed in range(3)])
+        if ours:
+            make_lean(model.layers)
+            keep_low(model, model.layers, BF16)
+        x = torch.randn(4, 7, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with torch.autocast("cpu", dtype=BF16):
+            y = model(x)
+        y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype))
+        weights = [p.grad for p in model.parameters() if p.requires_grad]
+        assert len(weights) == 6
+        found.append([y, x.grad, *weights])
+    for a, b in zip(*found):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
 def test_low_copies_follow_every_change_of_the_weights():
     lean = layer()
     make_lean([lean])

@@ -13,6 +13,7 @@ from marble.bench.compose import Counts
 from marble.bench.errors import gradient_errors
 from marble.bench.loop import bench_loop
 from marble.bench.random_model import open_pipeline
+from marble.bench.report import Report
 from marble.cli import app
 from marble.cli.bench_tables import show_loop
 from marble.errors import MarbleError
@@ -46,10 +47,23 @@ def test_every_part_is_measured_and_written(measured):
 def test_gradients_of_both_loops_agree(measured):
     """In fp32 on a CPU: the same function, however it is split or recorded."""
     errors = measured[0]["gradient_errors"]
-    for name in ("slow, another batch split", "fast", "fast, recorded"):
+    slow = ("slow, another batch split", "slow, another loss scale")
+    for name in (*slow, "fast", "fast, recorded"):
         assert errors[name] < 1e-4, name
     for name in ("slow", "fast", "fast, recorded"):
         assert errors[f"{name}, from fp32"] < 1e-4, name
+
+
+def test_in_bf16_our_gradient_is_no_farther_than_another_split(toy):
+    """Where blocks are not compiled and v_old's LoRA is not merged, forward passes are the same bit
+    for bit; a refresh rounds as another loss scale does."""
+    recipe = toy.recipe("train.precision=bf16", "train.batch_size=9")
+    bench = loop.Bench(recipe, torch.device("cpu"), 1, Report(None, print))
+    errors = gradient_errors(bench.public, bench.ours)
+    split, scale = errors["slow, another batch split"], errors["slow, another loss scale"]
+    assert 1e-4 < split < 0.02 and 1e-4 < scale < 0.02
+    assert errors["fast"] <= split / 10
+    assert errors["fast, recorded"] <= 2 * scale
 
 
 def test_a_quick_run_is_of_our_loop_alone(toy, capsys):

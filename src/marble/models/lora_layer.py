@@ -1,7 +1,7 @@
 """The layer with a LoRA: y = Wx + B(A(x)·s), without casts that a forward pass pays for.
 
 peft's own layer brings the input to the factors' format, fp32, which autocast takes back again:
-six passes over the activations at every group of q, k and v. Here the input is cast once, to the
+six passes over the activations at every group of q, k and v. Here the input goes straight to the
 format of the computation, and the factors are kept in that format too (`keep_low`): the fp32
 weights remain what the optimiser changes, and are copied once per forward pass of the model, all
 by one call. Gradients reach the fp32 weights with the error of one product in 16 bits, as under
@@ -35,14 +35,11 @@ class LeanLinear(Linear):
             bias: Any = self.base_layer.bias
             return F.linear(x, self.inside[name], bias)
         down, up = self.lora_A[name], self.lora_B[name]
-        low: Tensor | None = getattr(down, "low", None)
-        if low is not None:
-            x = x.to(low.dtype)
-            y = self.base_layer(x)
-        else:
-            y = self.base_layer(x)
-            if not torch.is_autocast_enabled(x.device.type):
-                x = x.to(dtype=down.weight.dtype)  # type: ignore[arg-type]
+        # Each product casts x itself. Where x is fp32, as norms leave it, their gradients are then
+        # added in fp32, as with peft's layer; of one cast for both, the sum is rounded again.
+        y = self.base_layer(x)
+        if getattr(down, "low", None) is None and not torch.is_autocast_enabled(x.device.type):
+            x = x.to(dtype=down.weight.dtype)  # type: ignore[arg-type]
         # The scale goes to the narrow side: r numbers a token instead of the layer's width.
         return (y + up(down(x) * self.scaling[name])).to(y.dtype)
 
