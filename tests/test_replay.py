@@ -60,3 +60,16 @@ def test_what_cannot_be_recorded_is_told_once(capsys):
     assert capsys.readouterr().err == (
         "marble: the detector goes on without CUDA graphs (not permitted)\n"
     )
+
+
+def test_nothing_is_recorded_unless_a_small_model_draws(monkeypatch):
+    from marble import replay
+
+    made = []
+    monkeypatch.setattr(replay, "record_cuda", lambda compute: made.append(1) or tape(compute))
+    run, x = Replayed(two, "this"), torch.ones(2)
+    for allowed, count in ((False, 0), (True, 1)):
+        monkeypatch.setattr(replay, "_allowed", allowed)
+        for _ in range(3):
+            assert torch.equal(run(x, x)[0], 2 * x)
+        assert len(made) == count

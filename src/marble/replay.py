@@ -4,6 +4,9 @@ A small model's pass is hundreds of kernels that each take less time than launch
 the same sizes a pass is the same launches on other numbers: the second one of a size is recorded,
 and all later ones are replayed. A recording reads weights where they lay when it was made: they may
 change in place, and must not move.
+
+Beside a large model nothing is gained by it: small models are recorded once the model that draws has
+asked for it (`allow`), as `model.compile` has a small one do.
 """
 
 from __future__ import annotations
@@ -26,6 +29,15 @@ Record = Callable[[Callable[[], Any]], tuple[Callable[[], Any], Any]]
 Say = Callable[[str], None]
 
 
+_allowed = False
+
+
+def allow() -> None:
+    """Small models of this process are recorded from here on."""
+    global _allowed
+    _allowed = True
+
+
 def is_small(model: nn.Module) -> bool:
     return sum(p.numel() for p in model.parameters()) < SMALL
 
@@ -44,6 +56,8 @@ class Recordings:
         """The recording of that size, made now if it is the second time; None: compute it."""
         if key in self._made:
             return self._made[key]
+        if self._record is None and not _allowed:
+            return None
         if not self.possible or key not in self._seen or len(self._made) >= MOST:
             self._seen.add(key)
             return None

@@ -25,7 +25,7 @@ from marble.models.lora_layer import keep_low
 from marble.models.precision import DTYPES, computing_dtype
 from marble.models.samplers import Sampler, Velocity, sample_ode
 from marble.models.sliders import SLIDERS, Gates, Sliders
-from marble.replay import is_small
+from marble.replay import allow, is_small
 
 RESIDENT = 1 << 30
 """Bytes of prompts kept on the device; SD3.5's encoders make 2.7 MB of each, so some 400."""
@@ -312,6 +312,8 @@ class Adapter(ABC):
         if self._fit is None:  # asked in every pass
             plain = not lora.names(self.transformer) or merge.mergeable(self.transformer)
             self._fit = plain and not self._recomputes and is_small(self.transformer)
+            if self._fit:
+                allow()
         return self._fit
 
     def beside(self, name: str) -> AbstractContextManager[None]:
