@@ -5,7 +5,8 @@ python scripts/same_run.py main my-branch train.steps=8    # overrides hold for 
 python scripts/same_run.py --cases marble,snr f408e03 .    # some of the cases; --list names them
 
 Both revisions train the studio model for a few steps on the CPU, once per case: refresh and
-ordinary steps, KL, v_old equal to v_θ and behind it. Compared are every tensor of the checkpoint
+ordinary steps, KL, v_old equal to v_θ and behind it. The case sd35m is `sd35m-5rewards` on a small
+random checkpoint of SD3.5's layout, with the studio's prompts and rewards. Compared are every tensor of the checkpoint
 (LoRA, v_old, weight EMA, optimiser, random state), the trainer's state, the rows of metrics and
 the evaluations; times are left out. Exit status 1 if anything differs. Runs of a commit are kept
 in --cache and used again.
@@ -67,7 +68,25 @@ CASES = {
     "single": ["balance.method=single", "balance.reward=ocr"],
     "dropout": ["balance.method=dropout", "balance.dropout=0.3"],
     "marble-paper": ["balance.method=marble-paper", "balance.every=10"],
+    "sd35m": [
+        "model.path={tiny}",
+        "model.resolution=16",
+        "model.dtype=fp32",
+        "data.sources={general: studio:general, ocr: studio:ocr, geneval: studio:geneval}",
+        "data.prompts_per_epoch=3",
+        "data.images_per_prompt=4",
+        "rewards.train=[studio-clip, studio-pick, studio-aesthetic]",
+        "rewards.heldout=[]",
+        "balance.method=marble",
+        "balance.probe=1",
+        "rollout.steps=4",
+        "rollout.batch_size=6",
+        "train.batch_size=6",
+        "eval.every=0",
+        "eval.steps=4",
+    ],
 }
+RECIPES = {"sd35m": "sd35m-5rewards"}
 USUAL = list(CASES)[:6]
 TIMES = ("time/", "images_per_s", "memory_gb", "seconds")
 
@@ -129,11 +148,13 @@ def run(revision: str, cases: list[str], overrides: list[str], cache: Path) -> d
     place = cache / (commit or f"working-tree-{os.getpid()}")
     folders, jobs = {}, []
     for case in cases:
-        settings = [*COMMON, *CASES[case], *overrides]
-        folder = place / sha256(json.dumps([RECIPE, settings]).encode()).hexdigest()[:16]
+        recipe, settings = RECIPES.get(case, RECIPE), [*COMMON, *CASES[case], *overrides]
+        folder = place / sha256(json.dumps([recipe, settings]).encode()).hexdigest()[:16]
         folders[case] = folder
         if not folder.exists():
-            jobs.append((RECIPE, f"{folder}.{os.getpid()}", settings))
+            tiny = str(_tiny(cache)) if case in RECIPES else ""
+            settings = [setting.replace("{tiny}", tiny) for setting in settings]
+            jobs.append((recipe, f"{folder}.{os.getpid()}", settings))
     if jobs:
         print(f"training {len(jobs)} runs of {revision}", flush=True)
         place.mkdir(parents=True, exist_ok=True)
@@ -151,6 +172,16 @@ def run(revision: str, cases: list[str], overrides: list[str], cache: Path) -> d
             with suppress(OSError):
                 os.replace(made, made.removesuffix(f".{os.getpid()}"))
     return folders
+
+
+def _tiny(cache: Path) -> Path:
+    """A pipeline folder for every revision, made by the working tree."""
+    folder = cache / "tiny-sd35m"
+    if not (folder / "model_index.json").exists():
+        from marble.models.sd3 import SD3
+
+        SD3.tiny(folder, t5=True, tokens=77)
+    return folder
 
 
 def _train(tree: Path, jobs: list[Any]) -> None:

@@ -5,8 +5,8 @@ the same sizes a pass is the same launches on other numbers: the second one of a
 and all later ones are replayed. A recording reads weights where they lay when it was made: they may
 change in place, and must not move.
 
-Beside a large model nothing is gained by it: small models are recorded once the model that draws has
-asked for it (`allow`), as `model.compile` has a small one do.
+Beside a large model nothing is gained by it: small models are recorded once the model that draws
+has asked for it (`allow`), as `model.compile` has a small one do.
 """
 
 from __future__ import annotations
