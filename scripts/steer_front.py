@@ -1,11 +1,11 @@
 """The front of a steerable training against its rivals', from the runs of studies/steer.yaml.
 
     marble study studies/steer.yaml --keep --jobs 16 --device cuda
-    python scripts/steer_front.py runs/study-steer --distil 20 --jobs 8 --device cuda
+    python scripts/steer_front.py runs/study-steer --distil 40 --jobs 8 --device cuda
 
 --distil STEPS first trains, per seed, a student of so many steps on the specialists of the study
 (objective distil). Its teachers are as old as lets all of them and the student draw as many
-pictures together as one steered run: 5 × 12 + 20 = 80 steps.
+pictures together as one steered run: 5 × 24 + 40 = 160 steps.
 
 Every policy draws the same held-out prompts with the same seeds. Gains are in standard deviations
 of the base's scores. Writes front.json and front.md into the study's folder after every policy that
