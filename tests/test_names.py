@@ -21,7 +21,6 @@ PARTS = {
     "Uniform": ["harmonise/_gated.py"],
     "Fixed": ["harmonise/_merged.py"],
     "MGDA": ["harmonise/_marble.py"],
-    "Marble": ["harmonise/_steerable.py"],
     # The base of every rule with sliders, your own included.
     "Steerable": [
         "recipe/schema.py",

@@ -134,16 +134,16 @@ def test_gradient_is_that_of_one_ordinary_lora_per_group(drawn, step):
     assert max(apart) > 0
 
 
-def test_at_the_centre_it_is_marble(trainer, monkeypatch):
-    """With the default weights for every prompt, and no gradient of a slider's own, the same run,
-    to the last digit of its rows."""
+def test_at_the_centre_advantages_are_added(trainer, monkeypatch):
+    """With the default weights for every prompt, and no gradient of a slider's own, the same run as
+    with advantages merged before any gradient, where both have the same size."""
     from marble.harmonise import Steerable
 
     ones = lambda self, applies, seed, groups: np.ones(applies.shape)  # noqa: E731
     monkeypatch.setattr(Steerable, "preferences", ones)
     steered, plain = (
         trainer(*STEER, "balance.options.own=0.0"),
-        trainer(*STEER, "balance.method=marble"),
+        trainer(*STEER, "balance.method=gdpo"),
     )
     for _ in range(2):
         steered.run_epoch(), plain.run_epoch()

@@ -170,8 +170,10 @@ class Balancer:
 
     def measures(self, step: int) -> bool:
         """Whether the K gradients are taken at this step."""
-        if self.gradients.apart:
-            return True
+        return self.gradients.apart or self._looks(step)
+
+    def _looks(self, step: int) -> bool:
+        """Whether their geometry is looked at, too."""
         if self.harmoniser.needs_gram:
             return self.harmoniser.is_refresh(step)
         return self.measure_every > 0 and step % self.measure_every == 0
@@ -240,9 +242,7 @@ class Balancer:
 
     def _decide(self, step: int, active_K: np.ndarray, measured: bool) -> Decision:
         """Coefficients of a step and, where its gradients were recorded, their geometry."""
-        self._measured = measured
-        if self.gradients.apart and self.harmoniser.needs_gram:
-            self._measured = measured and self.harmoniser.is_refresh(step)
+        self._measured = measured and self._looks(step)
         if not self._measured:
             return self._decision(self.harmoniser.cached(step, active_K))
         gram = self.gradients.gram()

@@ -12,22 +12,41 @@ from marble.errors import MarbleError
 from marble.options import PositiveInt, Section
 
 from ._linalg import Array
-from ._marble import Marble
+from ._rule import FreeRule
 
 CORNERS, CENTRE = 0.4, 0.2
 """Shares of the prompts that are drawn at a corner of the range and at its centre."""
 
 
-class Steerable(Marble):
+class Steerable(FreeRule):
     """Adapter weights s_k = K·ω_k are drawn per prompt; reward k counts s_k times there.
 
-    The policy of a prompt is base + shared LoRA + Σ_k s_k·LoRA_k. Its advantages are weighed by the
-    same s, on top of MARBLE's coefficients. At the centre (ω_k = 1/K, all weights 1) a prompt is
-    trained as under `marble`.
+    The policy of a prompt is base + shared LoRA + Σ_k s_k·LoRA_k. A picture's advantages are added,
+    each s_k times: the mean gradient g_k of reward k has a coefficient in proportion to the
+    pictures that it applies to. No solve comes on top, since it would undo what a prompt's weights
+    ask for: a reward that stands alone gets most of the weight from `marble` at every setting.
     """
 
     name = "steer"
-    halves = False  # a prompt's own weights come on top
+    observes = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._counts_K: Array | None = None  # of this step, so that there is nothing to save
+
+    def observe(
+        self,
+        means_K: Array,
+        stds_K: Array,
+        counts_K: Array | None = None,
+        advantages_KN: Array | None = None,
+    ) -> None:
+        known = None if advantages_KN is None else np.isfinite(advantages_KN).sum(1)
+        self._counts_K = known if known is not None and known.any() else None
+
+    def current(self, preference: Array) -> Array:
+        weighted = preference if self._counts_K is None else self._counts_K * preference
+        return np.asarray(weighted / weighted.sum())
 
     class Options(Section):
         most: Annotated[float, Field(gt=1)] = Field(
@@ -38,7 +57,6 @@ class Steerable(Marble):
             description="Rank of each slider's LoRA; null: a third of model.lora.rank / K, rounded "
             "down. The shared LoRA has the rest.",
         )
-
         own: Annotated[float, Field(ge=0, le=1)] = Field(
             default=0.1,
             description="How much of a slider's LoRA follows its own reward's gradient alone; the "
