@@ -23,14 +23,17 @@ def test_shipped_studies_load(path):
 def recipes(name, setting=None):
     """cell → recipe of a shipped study, for its first seed."""
     study = load_study(STUDIES / f"{name}.yaml")
-    chosen = [c for c in study.cells if c.seed == 0 and setting in (None, c.setting)]
+    first = study.cells[0].seed
+    chosen = [c for c in study.cells if c.seed == first and setting in (None, c.setting)]
+    assert chosen
     return {c.name: load_recipe(study.recipe, list(c.overrides)) for c in chosen}
 
 
 def test_the_paper_study_has_all_of_the_paper():
-    study = load_study(STUDIES / "paper.yaml")
-    assert len({c.seed for c in study.cells}) >= 3
-    cells = recipes("paper")
+    """Its ablations here; specialists and training one after the other in `regime`."""
+    for name in ("paper", "regime"):
+        assert len({c.seed for c in load_study(STUDIES / f"{name}.yaml").cells}) >= 3
+    cells = recipes("regime") | recipes("paper")
     assert len({(r.train.steps, r.samples_per_epoch) for r in cells.values()}) == 1
     balances = [recipe.balance for recipe in cells.values()]
     singles = {b.reward for b in balances if b.method == "single"}

@@ -12,15 +12,19 @@ from marble.cli.options import Device, Json
 
 
 def study(
-    path: Annotated[
-        Path, typer.Argument(metavar="STUDY", help="A study file, e.g. studies/paper.yaml.")
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="STUDY...", help="Study files, e.g. studies/paper.yaml.")
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Default: runs/study-NAME.")
+        Path | None, typer.Option("--out", "-o", help="Of one study; default: runs/study-NAME.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs side by side.")] = 1,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs to share the runs out to.")] = 1,
     device: Device = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stop after so long; running ones save, to be gone on with."),
+    ] = None,
     keep: Annotated[bool, typer.Option(help="Keep every run's checkpoints.")] = False,
     run: Annotated[
         bool, typer.Option(help="Run what is missing; --no-run: tables of what is there.")
@@ -33,7 +37,8 @@ def study(
 ) -> None:
     """Run settings × methods × seeds and write one table and one page; goes on where it stopped.
 
-    A run that fails is told and left out of the table; the others go on.
+    A run that fails is told and left out of the table; the others go on. Runs of several studies
+    wait in one queue; on a GPU they share it by CUDA's multi-process service, where there is one.
 
     Examples:
 
@@ -41,44 +46,64 @@ def study(
 
     - `marble study studies/paper.yaml --jobs 16 --device cuda --docs docs/studies.md`
 
+    - `marble study studies/long.yaml studies/stress.yaml --jobs 24 --minutes 55`
+
     - `marble study studies/paper.yaml --no-run` (while it runs elsewhere)
     """
     from marble.errors import MarbleError
-    from marble.study import load_study, run_study, study_table, write_tables
+    from marble.study import load_study, run_studies, study_table, write_tables
     from marble.study.docs import publish
     from marble.study.runner import Failure
     from marble.study.show import show
     from marble.training.metrics import plain
 
     device = check_device(device)
-    plan = load_study(path)
-    folder = out or Path("runs") / f"study-{plan.name}"
+    if len(paths) > 1 and out is not None:
+        raise MarbleError("--out: is for one study; several have runs/study-NAME each")
+    plans = [load_study(path) for path in paths]
+    names = [plan.name for plan in plans]
+    if len(set(names)) < len(names):
+        raise MarbleError(f"two study files have the same name: {', '.join(names)}")
+    folders = [out or Path("runs") / f"study-{name}" for name in names]
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
 
-    failures: list[Failure] = []
+    failures: list[list[Failure]] = [[] for _ in plans]
     if run:
-        failures = run_study(plan, folder, jobs=jobs, gpus=gpus, device=device, keep=keep, say=say)
-    elif not folder.is_dir():
-        raise MarbleError(f"{folder}: no such folder; give the study's --out")
-    table = study_table(plan, folder, failures)
-    files = write_tables(table, folder)
-    if page and table["settings"]:
-        files.append(_page(plan, folder))
-    if docs is not None:
-        files += publish(table, docs, path.parent / "results")
-    if as_json:
-        print_json(plain(table))
-    else:
-        show(table, table_console())
-        for file in files:
-            typer.echo(file)
-    if table["missing"] and run:
-        raise MarbleError(
-            f"{len(table['missing'])} of {table['runs']} runs are not finished, {len(failures)} "
-            "failed (see log.txt in each); run the study again to go on"
+        failures = run_studies(
+            list(zip(plans, folders)),
+            jobs=jobs,
+            gpus=gpus,
+            device=device,
+            keep=keep,
+            minutes=minutes,
+            say=say,
         )
+    tables, unfinished = [], []
+    for path, plan, folder, failed in zip(paths, plans, folders, failures):
+        if not folder.is_dir():
+            raise MarbleError(f"{folder}: no such folder; give the study's --out")
+        table = study_table(plan, folder, failed)
+        tables.append(table)
+        files = write_tables(table, folder)
+        if page and table["settings"]:
+            files.append(_page(plan, folder))
+        if docs is not None:
+            files += publish(table, docs, path.parent / "results")
+        if not as_json:
+            show(table, table_console())
+            for file in files:
+                typer.echo(file)
+        if table["missing"] and run:
+            unfinished.append(
+                f"{len(table['missing'])} of {table['runs']} runs are not finished, "
+                f"{len(failed)} failed (see log.txt in each)"
+            )
+    if as_json:
+        print_json(plain(tables[0] if len(tables) == 1 else tables))
+    if unfinished:
+        raise MarbleError(f"{'; '.join(unfinished)}; run the study again to go on")
 
 
 def _page(plan: object, folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """Studies: settings × methods × seeds on one recipe, run side by side, told in one table."""
 
 from marble.study.plan import Cell, Study, load_study
-from marble.study.runner import Failure, run_study
+from marble.study.runner import Failure, run_studies, run_study
 from marble.study.table import study_table
 from marble.study.write import markdown, write_tables
 
@@ -11,6 +11,7 @@ __all__ = [
     "Study",
     "load_study",
     "markdown",
+    "run_studies",
     "run_study",
     "study_table",
     "write_tables",

@@ -7,7 +7,8 @@ import json
 import os
 import queue
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 from marble.errors import MarbleError
 from marble.study.children import Children
 from marble.study.plan import TRAINERS, Cell, Study
+from marble.study.sharing import shared_gpu
 from marble.training.borrow import has_base
 
 # What a table or a page needs of a finished cell; checkpoints and trackers are dropped.
@@ -31,56 +33,93 @@ class Failure:
     said: str
 
 
-def run_study(
-    study: Study,
-    out: Path,
+Plans = Sequence[tuple[Study, Path]]
+"""Studies, each with its folder."""
+
+
+def run_study(study: Study, out: Path, **how: Any) -> list[Failure]:
+    """`run_studies` of one."""
+    return run_studies([(study, out)], **how)[0]
+
+
+def run_studies(
+    plans: Plans,
     *,
     jobs: int = 1,
     gpus: int = 1,
     device: str | None = None,
     keep: bool = False,
+    minutes: float | None = None,
     say: Callable[[str], None] = print,
-) -> list[Failure]:
-    """Runs what is not finished yet and returns what failed; a failure does not stop the others.
+) -> list[list[Failure]]:
+    """Runs what is not finished yet and returns what failed of each study; a failure does not stop
+    the others.
 
-    A cell that was interrupted goes on from its checkpoint. SIGINT or SIGTERM stops the study:
-    running cells save and end, no new one begins.
+    Runs of all studies wait in one queue, in the order of the studies. A cell that was interrupted
+    goes on from its checkpoint. SIGINT, SIGTERM or the end of `minutes` stops them: running cells
+    save and end, no new one begins.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    _refuse_other_settings(study, out)
-    todo = [cell for cell in study.cells if not finished(out / cell.folder)]
-    todo.sort(key=lambda cell: cell.seed)  # a study that is stopped has whole seeds
-    say(f"{study.name}: {len(study.cells)} runs, {len(study.cells) - len(todo)} done already")
-    failures: list[Failure] = []
+    todo: list[tuple[int, Cell]] = []
+    for i, (study, out) in enumerate(plans):
+        out.mkdir(parents=True, exist_ok=True)
+        _refuse_other_settings(study, out)
+        cells = [cell for cell in study.cells if not finished(out / cell.folder)]
+        # A study that is stopped has whole seeds.
+        todo += [(i, cell) for cell in sorted(cells, key=lambda cell: cell.seed)]
+        done = len(study.cells) - len(cells)
+        say(f"{study.name}: {len(study.cells)} runs, {done} done already")
+    failures: list[list[Failure]] = [[] for _ in plans]
     seats: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seat in range(jobs):
         seats.put(seat)
 
     threads = int(_environment(0, jobs, gpus)["OMP_NUM_THREADS"])
-    with Children(threads) as children, ThreadPoolExecutor(jobs) as pool:
+    with (
+        shared_gpu(jobs if todo else 0, device, say) as sharing,
+        Children(threads) as children,
+        ThreadPoolExecutor(jobs) as pool,
+        _after(minutes, children.stop),
+    ):
 
-        def work(cell: Cell) -> None:
+        def work(job: tuple[int, Cell]) -> None:
             if children.stopping.is_set():
                 return
+            (study, out), cell = plans[job[0]], job[1]
             seat, folder = seats.get(), out / cell.folder
+            name = cell.folder if len(plans) == 1 else f"{study.name}/{cell.folder}"
+            environment = {**_environment(seat, jobs, gpus), **sharing}
             try:
-                _run(study, cell, out, device, _environment(seat, jobs, gpus), children)
+                _run(study, cell, out, device, environment, children)
             finally:
                 seats.put(seat)
             if finished(folder):
                 if not keep:
                     _drop(folder)
-                say(f"done    {cell.folder}")
+                say(f"done    {name}")
             elif children.stopping.is_set():
-                say(f"stopped {cell.folder}")
+                say(f"stopped {name}")
             else:
-                failures.append(Failure(cell.folder, _last_words(folder)))
-                say(f"FAILED  {cell.folder}: {failures[-1].said}")
+                failures[job[0]].append(Failure(cell.folder, _last_words(folder)))
+                say(f"FAILED  {name}: {failures[job[0]][-1].said}")
 
         list(pool.map(work, todo))
     if children.stopping.is_set():
         say("stopped; run the study again to go on")
     return failures
+
+
+@contextmanager
+def _after(minutes: float | None, stop: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop` once so many minutes have passed inside."""
+    timer = None if minutes is None else threading.Timer(60 * minutes, stop)
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def finished(folder: Path) -> bool:
