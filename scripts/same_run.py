@@ -8,8 +8,8 @@ Both revisions train the studio model for a few steps on the CPU, once per case:
 ordinary steps, KL, v_old equal to v_θ and behind it. The case sd35m is `sd35m-5rewards` on a small
 random checkpoint of SD3.5's layout, with the studio's prompts and rewards. Compared are every
 tensor of the checkpoint (LoRA, v_old, weight EMA, optimiser, random state), the trainer's state,
-the rows of metrics and the evaluations; times are left out. Exit status 1 if anything differs. Runs of a commit are kept
-in --cache and used again.
+the rows of metrics and the evaluations; times are left out. Exit status 1 if anything differs. Runs
+of a commit are kept in --cache and used again.
 """
 
 from __future__ import annotations
