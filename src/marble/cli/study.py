@@ -96,8 +96,9 @@ def study(
             for file in files:
                 typer.echo(file)
         if table["missing"] and run:
+            which = "" if len(plans) == 1 else f"{plan.name}: "
             unfinished.append(
-                f"{len(table['missing'])} of {table['runs']} runs are not finished, "
+                f"{which}{len(table['missing'])} of {table['runs']} runs are not finished, "
                 f"{len(failed)} failed (see log.txt in each)"
             )
     if as_json:
