@@ -72,7 +72,8 @@ def parse(words):
         recipe, overrides = one_recipe(params["words"])
         load_recipe(recipe or "studio", overrides)
     if name == "study":
-        load_study(ROOT / params["path"])
+        for path in params["paths"]:
+            load_study(ROOT / path)
 
 
 def check(words):
