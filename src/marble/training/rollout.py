@@ -48,7 +48,7 @@ class Rollout:
 
         A prompt's pictures are dealt to several processes, and its diversity is that of all.
         """
-        found, thumbs = self.measured.result() if self.measured else _measured(self.images)
+        found, thumbs = self.measured.result() if self.measured else _measured(self.images.numpy())
         own = [
             (s.index, s.group, {name: column[i] for name, column in found.items()}, thumbs[i])
             for i, s in enumerate(self.samples)
@@ -65,8 +65,8 @@ class Rollout:
         }
 
 
-def _measured(images: Tensor) -> Measured:
-    return drift_statistics(images.numpy()), thumbnails(images.numpy())
+def _measured(images: np.ndarray) -> Measured:
+    return drift_statistics(images), thumbnails(images)
 
 
 def make_rollout(
@@ -135,7 +135,7 @@ def make_rollout(
         drawn - started,
         done - drawn,
         {name: torch.cat([part[name] for part in kept]) for name in (kept[0] if kept else ())},
-        None if pool is None else pool.submit(_measured, pictures),
+        None if pool is None else pool.submit(_measured, pictures.numpy()),
     )
 
 
