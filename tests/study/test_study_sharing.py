@@ -111,3 +111,10 @@ def test_after_its_minutes_no_run_begins(two):
     assert failures == [[], []]
     assert "stopped first/a-seed0" in said and not any(line.startswith("done") for line in said)
     assert said[-1] == "stopped; run the study again to go on"
+
+
+def test_any_number_of_minutes_can_be_waited_for(two, recwarn):
+    said = []
+    run_studies(two(0)[:1], jobs=2, device="cpu", minutes=float("inf"), say=said.append)
+    assert sum(line.startswith("done") for line in said) == 2
+    assert not [w for w in recwarn if "Overflow" in str(w.message)]

@@ -111,7 +111,9 @@ def run_studies(
 @contextmanager
 def _after(minutes: float | None, stop: Callable[[], None]) -> Iterator[None]:
     """Calls `stop` once so many minutes have passed inside."""
-    timer = None if minutes is None else threading.Timer(60 * minutes, stop)
+    timer = (
+        None if minutes is None else threading.Timer(min(60 * minutes, threading.TIMEOUT_MAX), stop)
+    )
     if timer is not None:
         timer.daemon = True
         timer.start()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
 USUAL = Path("/tmp/nvidia-mps")
-"""Where a service that somebody has started already is found."""
+"""CUDA's default: where a service that somebody has started already is found."""
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 
 
