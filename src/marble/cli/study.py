@@ -25,6 +25,10 @@ def study(
         float | None,
         typer.Option(min=0, help="Stop after so long; running ones save, to be gone on with."),
     ] = None,
+    elsewhere: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="RUNS.JSON", help="Runs made elsewhere; may be repeated."),
+    ] = None,
     keep: Annotated[bool, typer.Option(help="Keep every run's checkpoints.")] = False,
     run: Annotated[
         bool, typer.Option(help="Run what is missing; --no-run: tables of what is there.")
@@ -48,12 +52,15 @@ def study(
 
     - `marble study studies/long.yaml studies/stress.yaml --jobs 24 --minutes 55`
 
-    - `marble study studies/paper.yaml --no-run` (while it runs elsewhere)
+    - `marble study studies/paper.yaml --no-run` (while it runs)
+
+    - `marble study studies/paper.yaml --with other/runs.json` (go on with another machine's)
     """
     from marble.errors import MarbleError
-    from marble.study import load_study, run_studies, study_table, write_tables
+    from marble.study import finished_runs, load_study, run_studies, table_of, write_tables
     from marble.study.docs import publish
-    from marble.study.runner import Failure
+    from marble.study.elsewhere import FILE, load, store
+    from marble.study.runner import Failure, finished
     from marble.study.show import show
     from marble.training.metrics import plain
 
@@ -65,6 +72,7 @@ def study(
     if len(set(names)) < len(names):
         raise MarbleError(f"two study files have the same name: {', '.join(names)}")
     folders = [out or Path("runs") / f"study-{name}" for name in names]
+    known = load(plans, elsewhere or [])
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
@@ -78,19 +86,24 @@ def study(
             device=device,
             keep=keep,
             minutes=minutes,
+            elsewhere=known,
             say=say,
         )
     tables, unfinished = [], []
     for path, plan, folder, failed in zip(paths, plans, folders, failures):
-        if not folder.is_dir():
+        if not folder.is_dir() and not known[plan.name]:
             raise MarbleError(f"{folder}: no such folder; give the study's --out")
-        table = study_table(plan, folder, failed)
+        folder.mkdir(parents=True, exist_ok=True)
+        runs = finished_runs(plan, folder, known[plan.name])
+        table = table_of(plan, runs, failed)
         tables.append(table)
-        files = write_tables(table, folder)
-        if page and table["settings"]:
+        files = [*write_tables(table, folder), store(plan, runs, folder / FILE)]
+        if page and any(finished(folder / cell.folder) for cell in plan.cells):
             files.append(_page(plan, folder))
         if docs is not None:
-            files += publish(table, docs, path.parent / "results")
+            results = path.parent / "results"
+            files += publish(table, docs, results)
+            files.append(store(plan, runs, results / f"{plan.name}.{FILE}"))
         if not as_json:
             show(table, table_console())
             for file in files:

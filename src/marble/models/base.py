@@ -22,7 +22,7 @@ from marble.models.compiling import Compiled
 from marble.models.conditioning import Conditioning, PromptCache
 from marble.models.graphs import Graphs, TrainedGraphs
 from marble.models.lora_layer import keep_low
-from marble.models.precision import DTYPES, computing_dtype
+from marble.models.precision import DTYPES, computing_dtype, products_in_tf32
 from marble.models.samplers import Sampler, Velocity, sample_ode
 from marble.models.sliders import SLIDERS, Gates, Sliders
 from marble.replay import allow, is_small
@@ -51,6 +51,7 @@ class Adapter(ABC):
         self.device = torch.device(device)
         self.dtype = DTYPES[dtype]
         self.precision = computing_dtype(precision, dtype, self.device)
+        self.tf32 = products_in_tf32(precision, dtype, self.device)
         self.cache = PromptCache()
         self._on_device: PromptCache | None = None
         self.sliders: Sliders | None = None

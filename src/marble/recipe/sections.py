@@ -230,7 +230,7 @@ class Train(Section):
     precision: Literal["fp32", "bf16", "fp16", "auto"] | None = Field(
         default=None,
         description="Number format of the computation (autocast); null: model.dtype; auto: bf16 on "
-        "a CPU that has instructions for it.",
+        "a CPU that has instructions for it, products in TF32 on a GPU if model.dtype is fp32.",
     )
     max_hours: Positive | None = Field(
         default=None, description="Stop cleanly, with a checkpoint, after so many hours."

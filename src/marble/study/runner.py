@@ -8,11 +8,12 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from marble.errors import MarbleError
@@ -50,10 +51,11 @@ def run_studies(
     device: str | None = None,
     keep: bool = False,
     minutes: float | None = None,
+    elsewhere: Mapping[str, Container[Cell]] = MappingProxyType({}),
     say: Callable[[str], None] = print,
 ) -> list[list[Failure]]:
-    """Runs what is not finished yet and returns what failed of each study; a failure does not stop
-    the others.
+    """Runs what is not finished yet, here or `elsewhere` (study → its runs there), and returns what
+    failed of each study; a failure does not stop the others.
 
     Runs of all studies wait in one queue, in the order of the studies. A cell that was interrupted
     goes on from its checkpoint. SIGINT, SIGTERM or the end of `minutes` stops them: running cells
@@ -63,7 +65,11 @@ def run_studies(
     for i, (study, out) in enumerate(plans):
         out.mkdir(parents=True, exist_ok=True)
         _refuse_other_settings(study, out)
-        cells = [cell for cell in study.cells if not finished(out / cell.folder)]
+        cells = [
+            cell
+            for cell in study.cells
+            if cell not in elsewhere.get(study.name, ()) and not finished(out / cell.folder)
+        ]
         # A study that is stopped has whole seeds.
         todo += [(i, cell) for cell in sorted(cells, key=lambda cell: cell.seed)]
         done = len(study.cells) - len(cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy as np
 from marble.errors import MarbleError
 from marble.evaluation import composite
 from marble.study.across import across
+from marble.study.elsewhere import Found, Runs
 from marble.study.measure import PICTURES, Measured, device_of, measure
-from marble.study.plan import Study
+from marble.study.plan import Cell, Study
 from marble.study.runner import Failure, finished
 from marble.study.specialists import shares
 from marble.study.statistics import agreement, over_seeds, paired
@@ -22,24 +24,37 @@ RANKED = ("worst gain", "composite")
 POOLED = ("worst gain", "mean gain")
 
 
+def finished_runs(study: Study, out: Path, elsewhere: Runs = MappingProxyType({})) -> Runs:
+    """What was measured of every finished run, here or elsewhere, in the order of the study."""
+    found: dict[Cell, Found] = {}
+    for cell in study.cells:
+        folder = out / cell.folder
+        if finished(folder):
+            found[cell] = Found(measure(folder, study.judge), device_of(folder))
+        elif cell in elsewhere:
+            found[cell] = elsewhere[cell]
+    return found
+
+
 def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> dict[str, Any]:
+    """`table_of` the runs in a study's folder."""
+    return table_of(study, finished_runs(study, out), failures)
+
+
+def table_of(study: Study, found: Runs, failures: Sequence[Failure] = ()) -> dict[str, Any]:
     """JSON-able: for every setting its rows, the base first, and what the seeds agree on.
 
     A row has for every score its mean over seeds, for every judged reward its relative gain, and
     the columns of `measure` and `composite`; each as {mean, lo, hi, n} with a 95 % t-interval.
     """
-    done = {
-        cell: measure(out / cell.folder, study.judge)
-        for cell in study.cells
-        if finished(out / cell.folder)
-    }
+    done = {cell: run.measured for cell, run in found.items()}
     settings = []
     pooled: dict[str, dict[str, dict[str, dict[int, float]]]] = {by: {} for by in POOLED}
     for setting in study.settings:
         runs: dict[str, dict[int, Measured]] = {}
-        for cell, found in done.items():
+        for cell, measured in done.items():
             if cell.setting == setting:
-                runs.setdefault(cell.name, {})[cell.seed] = found
+                runs.setdefault(cell.name, {})[cell.seed] = measured
         if runs:
             settings.append({"setting": setting, **_one_setting(runs)})
             for by, values in pooled.items():
@@ -47,7 +62,7 @@ def study_table(study: Study, out: Path, failures: Sequence[Failure] = ()) -> di
                     name: {seed: one.values[by] for seed, one in seeds.items()}
                     for name, seeds in runs.items()
                 }
-    devices = Counter(device_of(out / cell.folder) for cell in done)
+    devices = Counter(run.device for run in found.values())
     missing = [cell.folder for cell in study.cells if cell not in done]
     return {
         "study": study.name,

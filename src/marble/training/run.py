@@ -125,6 +125,8 @@ def _train(
                 "computing in bf16, which this CPU has instructions for; train.precision=fp32 "
                 "takes full precision"
             )
+        if parts.adapter.tf32:
+            say("multiplying in TF32; train.precision=fp32 takes full precision")
         if resume:
             _go_on(trainer, state, recorder, say)
             if trainer.finished:

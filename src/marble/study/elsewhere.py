@@ -1,0 +1,137 @@
+"""Runs of a study that were made elsewhere: their numbers travel, run folders need not.
+
+`runs.json` in a study's folder holds what was measured of each finished run. Given to the same
+study on another machine (`marble study FILE --with runs.json`), these runs count as done. They must
+have been made with the settings that the study gives them there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from marble.errors import MarbleError
+from marble.recipe import load_recipe
+from marble.study.measure import Measured
+from marble.study.plan import Cell, Study
+
+FILE = "runs.json"
+
+
+class Found(NamedTuple):
+    """A finished run: what was measured of it, and what it was made on."""
+
+    measured: Measured
+    device: str
+
+
+Runs = Mapping[Cell, Found]
+
+
+def store(study: Study, runs: Runs, path: Path) -> Path:
+    """Writes the runs, all digits of them, and the recipe that the study's cells change."""
+    data = {
+        "study": study.name,
+        "judge": list(study.judge),
+        "recipe": _recipe(study),
+        "runs": {
+            cell.folder: {
+                "overrides": list(cell.overrides),
+                "device": device,
+                **_without_nan(asdict(measured)),
+            }
+            for cell, (measured, device) in runs.items()
+        },
+    }
+    path.write_text(json.dumps(data, ensure_ascii=False) + "\n")
+    return path
+
+
+def load(studies: Iterable[Study], paths: Iterable[Path]) -> dict[str, dict[Cell, Found]]:
+    """Study → its runs in these files; raises for those of other studies or other settings."""
+    known = {study.name: study for study in studies}
+    found: dict[str, dict[Cell, Found]] = {name: {} for name in known}
+    for path in paths:
+        data = _read(path)
+        study = known.get(data["study"])
+        if study is None:
+            raise MarbleError(f"{path}: has runs of {data['study']}, not of {', '.join(known)}")
+        _same(study, data, path)
+        cells = {cell.folder: cell for cell in study.cells}
+        for folder, run in data["runs"].items():
+            cell = cells.get(folder)
+            if cell is None:  # the study has fewer cells now
+                continue
+            if run["overrides"] != list(cell.overrides):
+                raise MarbleError(
+                    f"{path}: {folder} was run with other settings than {study.name} now has for "
+                    "it; take it out of the file, or leave the file out"
+                )
+            found[study.name][cell] = Found(_measured(run), run["device"])
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+        if not isinstance(data["runs"], dict) or not isinstance(data["recipe"], dict):
+            raise TypeError
+        return dict(data)
+    except OSError as error:
+        raise MarbleError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise MarbleError(
+            f"{path}: not the {FILE} that `marble study` writes into a study's folder"
+        ) from None
+
+
+def _same(study: Study, data: Mapping[str, Any], path: Path) -> None:
+    if data["judge"] != list(study.judge):
+        raise MarbleError(f"{path}: its runs were judged by other rewards than {study.name} has")
+    now = _recipe(study)
+    for key, value in data["recipe"].items():
+        # A setting that was added since has its default, which changes nothing.
+        if key in now and now[key] != value:
+            raise MarbleError(
+                f"{path}: its runs had {key}={value}, the recipe {study.recipe} has {now[key]} "
+                "now; leave the file out"
+            )
+
+
+def _recipe(study: Study) -> dict[str, Any]:
+    """Setting → value, of the recipe before a cell changes it."""
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, at: str) -> None:
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                walk(inner, f"{at}.{key}" if at else str(key))
+        else:
+            found[at] = value
+
+    dumped = load_recipe(study.recipe).model_dump(mode="json")
+    walk({k: v for k, v in dumped.items() if k not in ("name", "description")}, "")
+    return found
+
+
+def _measured(run: Mapping[str, Any]) -> Measured:
+    def numbers(part: Mapping[str, float | None]) -> dict[str, float]:
+        return {name: math.nan if x is None else x for name, x in part.items()}
+
+    return Measured(
+        **{part: numbers(run[part]) for part in ("scores", "base", "gains", "weights", "values")},
+        curve={int(step): (worst, mean) for step, (worst, mean) in run["curve"].items()},
+        **{part: list(run[part]) for part in ("trained", "heldout", "judged")},
+    )
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
