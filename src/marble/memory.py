@@ -51,7 +51,7 @@ ENCODING = 1.1e9
 
 ACTIVATION, COMPILED = 66.0, 31.5
 """Bytes a token · layer · width kept for the backward without checkpointing; the second where the
-blocks are compiled (30.9 measured, `benchmarks/results/loop_sd35m_h200.json`)."""
+blocks are compiled (30.9 measured, `benchmarks/results/loop_sd35m_h200_merged.json`)."""
 AT_WORK = 80.0
 """Bytes a token · width of the one block that is at work in the backward with checkpointing."""
 DRAWING = 26.0
@@ -173,12 +173,11 @@ def estimate(recipe: Recipe) -> Estimate:
     }
     base = sum(held.values())
     cells = known.tokens(side, model.max_sequence_length) * known.layout.width
-    layers, beside = known.layout.layers, 0
+    layers = known.layout.layers
     if model.gradient_checkpointing:  # the blocks' inputs, and one block at work
         kept = cells * (size * layers + AT_WORK)
     else:
         kept = cells * layers * (COMPILED if model.compile else ACTIVATION)
-        beside = size * known.adapted(model.lora.targets)  # v_old's weights, `models.merge.beside`
     # In fp8 the blocks' weights are there a second time, in one byte each.
     in_fp8 = float(parts["transformer"]) if recipe.rollout.fp8 else 0.0
     scoring = _scoring(recipe)
@@ -192,10 +191,7 @@ def estimate(recipe: Recipe) -> Estimate:
         "sampling": base + in_fp8 + drawing + meanwhile,
         "decoding": base + in_fp8 + decoding + meanwhile,
         "rewards": base + scoring,
-        "training": base
-        + beside
-        + recipe.train.batch_size * kept
-        + latents / recipe.train.steps_per_epoch,
+        "training": base + recipe.train.batch_size * kept + latents / recipe.train.steps_per_epoch,
     }
     return Estimate({k: v / 1e9 for k, v in held.items()}, {k: v / 1e9 for k, v in phases.items()})
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from marble.models import load, lora
-from marble.models.merge import beside, mergeable, merged
+from marble.models.merge import mergeable, merged
 
 
 def velocity(adapter):
@@ -108,33 +108,3 @@ def test_a_gpu_draws_merged_and_a_cpu_does_not(trained, monkeypatch):
     with trained.drawing("old"):
         assert not torch.equal(weight, frozen) and lora.active(trained.transformer) == "base"
     assert torch.equal(weight, frozen) and lora.active(trained.transformer) == "default"
-
-
-def test_beside_the_frozen_weights_v_old_has_its_own(trained):
-    """v_old as with its factors; v_θ and the base bit for bit as without; nothing left after."""
-    found = {}
-    for name in ("old", "default", "base"):
-        with trained.using(name):
-            found[name] = velocity(trained)
-    layer = lora.lora_layers(trained.transformer)[0][1]
-    with beside(trained.transformer, "old"):
-        assert set(layer.inside) == {"old"}
-        for name, wanted in found.items():
-            with trained.using(name):
-                assert torch.allclose(velocity(trained), wanted, atol=1e-5), name
-                assert torch.equal(velocity(trained), wanted) == (name != "old"), name
-    assert not layer.inside
-    with trained.using("old"):
-        assert torch.equal(velocity(trained), found["old"])
-
-
-def test_weights_are_held_beside_only_where_there_is_room(trained, monkeypatch):
-    layer = lora.lora_layers(trained.transformer)[0][1]
-    with trained.beside("old"):
-        assert not layer.inside  # a CPU
-    monkeypatch.setattr(trained, "device", torch.device("cuda"))
-    with trained.beside("old"):
-        assert layer.inside
-    trained.transformer.enable_gradient_checkpointing()
-    with trained.beside("old"):
-        assert not layer.inside

@@ -317,14 +317,6 @@ class Adapter(ABC):
                 allow()
         return self._fit
 
-    def beside(self, name: str) -> AbstractContextManager[None]:
-        """Context of many passes of `name` between those that are trained; its weights stay as they
-        are in it. On a GPU with room they are held with the LoRA inside (`merge.beside`)."""
-        model = self.transformer
-        fits = self.device.type == "cuda" and not self._recomputes and self._gates is None
-        fits = fits and not self._replays  # which has recorded where the factors lie
-        return merge.beside(model, name) if fits and merge.mergeable(model) else nullcontext()
-
     @property
     def _recomputes(self) -> bool:
         return bool(getattr(self.transformer, "is_gradient_checkpointing", False))

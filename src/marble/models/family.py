@@ -75,10 +75,6 @@ class Facts:
         """Of all adapted layers, r·(in + out) each."""
         return sum(rank * (shape[0] + shape[1]) for shape in self._adapted(targets))
 
-    def adapted(self, targets: Sequence[str] | None = None) -> int:
-        """Numbers in the weights that have a LoRA."""
-        return sum(shape[0] * shape[1] for shape in self._adapted(targets))
-
     def _adapted(self, targets: Sequence[str] | None) -> Iterator[Sequence[int]]:
         endings = tuple(f".{e}" for e in (self.lora_targets if targets is None else targets))
         for name, shape in self.shapes.items():

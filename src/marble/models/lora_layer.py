@@ -22,18 +22,12 @@ from torch.nn import functional as F
 class LeanLinear(Linear):
     """peft's LoRA on a linear layer, without its options: one adapter, no dropout, no variants."""
 
-    inside: dict[str, Tensor]
-    """Weights with an adapter's LoRA inside, where `marble.models.merge.beside` holds them."""
-
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters:
             return self.base_layer(x)
         name, *others = self.active_adapters
         if others or self.merged_adapters:
             return super().forward(x, *args, **kwargs)
-        if name in self.inside:
-            bias: Any = self.base_layer.bias
-            return F.linear(x, self.inside[name], bias)
         down, up = self.lora_A[name], self.lora_B[name]
         # Each product casts x itself. Where x is fp32, as norms leave it, their gradients are then
         # added in fp32, as with peft's layer; of one cast for both, the sum is rounded again.
@@ -85,7 +79,6 @@ def make_lean(layers: Iterable[LoraLayer]) -> None:
         if not _plain(layer):
             continue
         layer.__class__ = LeanLinear
-        vars(layer)["inside"] = {}
         for factors in (layer.lora_A, layer.lora_B):
             for factor in factors.values():
                 factor.__class__ = Factor

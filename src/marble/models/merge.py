@@ -6,8 +6,8 @@ for this rounding: with bf16 weights each one is off by at most 2⁻⁸ of its s
 last place), as the frozen weights themselves already are. The frozen weights wait in main memory
 and are copied back, not subtracted from: they return bit for bit, to the same addresses. The device
 holds no second copy (SD3.5 Medium in bf16: 0.9 GB), which a recipe for a small GPU has no room for.
-Where there is room, `beside` holds one during an optimiser step: v_old's passes are then as cheap
-as the base's, and those of the policy that drew the pictures, rounding included.
+In training v_old keeps its factors: rounding them into the weights moves the gradient as far as
+another batch split does (0.3 %), and spares 4 % of a step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from peft.tuners.lora import Linear, LoraLayer
 from torch import Tensor, nn
 
 from marble.models import lora
-from marble.models.lora_layer import LeanLinear
 from marble.replay import is_small
 
 
@@ -69,24 +68,6 @@ def merged(model: nn.Module, adapter: str) -> Iterator[None]:
         for data, frozen in aside:
             data.copy_(frozen)
         lora.activate(model, before)
-
-
-@contextmanager
-def beside(model: nn.Module, adapter: str) -> Iterator[None]:
-    """Runs its body with a second set of weights, the adapter's LoRA inside, next to the frozen.
-
-    The adapter's passes then cost what the base's cost. Its factors must not change meanwhile, and
-    it is not trained: v_old during an optimiser step. The device holds both sets.
-    """
-    layers = [layer for _, layer in lora.lora_layers(model) if isinstance(layer, LeanLinear)]
-    try:
-        for layer in layers:
-            frozen: Any = layer.get_base_layer().weight
-            layer.inside[adapter] = _sum(layer, adapter, frozen.data)
-        yield
-    finally:
-        for layer in layers:
-            layer.inside.pop(adapter, None)
 
 
 @torch.no_grad()

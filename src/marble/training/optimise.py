@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,17 +71,14 @@ def take_step(
     same = on_policy and "old" in objective.policies
     frozen = tuple(p for p in objective.policies if not (same and p == "old"))
     taught = teachers_of(batch, part.position, balancer) if objective.teachers else []
-    with adapter.beside("old") if "old" in frozen else nullcontext():
-        for (j, at), weight in zip(order, kl):
-            point = point_at(j, at)
-            point.kl = weight
-            samples = part.samples[at]
-            prompts = [sample.prompt.text for sample in samples]
-            with adapter.preferring([sample.prefer for sample in samples]):
-                position, anchor = part.position[at], objective.anchor
-                _micro_batch(
-                    adapter, plan, point, prompts, position, frozen, same, anchor, taught[at]
-                )
+    for (j, at), weight in zip(order, kl):
+        point = point_at(j, at)
+        point.kl = weight
+        samples = part.samples[at]
+        prompts = [sample.prompt.text for sample in samples]
+        with adapter.preferring([sample.prefer for sample in samples]):
+            position, anchor = part.position[at], objective.anchor
+            _micro_batch(adapter, plan, point, prompts, position, frozen, same, anchor, taught[at])
     return plan.finish()
 
 
