@@ -88,8 +88,24 @@ def test_shares_of_the_specialists_gain(tmp_path):
     assert share["mean"] == pytest.approx(0.4) and share["n"] == 2
     assert list(rows["both"]["shares"]) == ["a"]  # nobody was trained on b alone
     assert rows["only-a"]["shares"] == {}
+    assert "least share" not in rows["both"]["values"]
     text = markdown(study_table(study, tmp_path))
     assert "share of the specialist's gain | a |" in text and "| both | 0.40" in text
+
+
+def test_the_least_share_is_of_the_reward_furthest_behind_in_each_seed(tmp_path):
+    gains = {"both": (0.4, 0.5), "more": (0.9, 1.1), "only-a": (1.0, 1.0), "only-b": (0.0, 0.0)}
+    study = make_study(tmp_path, gains)  # b gains 1 σ everywhere
+    for cell in study.cells:
+        if cell.name.startswith("only-"):
+            own = {f"coefficient/{name}": float(cell.name == f"only-{name}") for name in "ab"}
+            row = json.dumps({"step": 1, **own}) + "\n"
+            (tmp_path / cell.folder / "metrics.jsonl").write_text(row)
+    [part] = study_table(study, tmp_path)["settings"]
+    rows = {row["name"]: row["values"] for row in part["rows"] if "values" in row}
+    assert rows["both"]["least share"]["mean"] == pytest.approx(0.45)
+    assert rows["more"]["least share"]["mean"] == pytest.approx((0.9 + 1.0) / 2)
+    assert "least share" not in rows["only-a"]
 
 
 def test_a_run_without_its_base_is_refused(tmp_path):

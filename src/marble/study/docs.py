@@ -14,6 +14,7 @@ from typing import Any
 
 from marble.errors import MarbleError
 from marble.study.across import KINDS
+from marble.study.specialists import LEAST
 from marble.study.write import (
     cell,
     markdown,
@@ -24,8 +25,8 @@ from marble.study.write import (
     to_json,
 )
 
-SHOWN = ["worst gain", "mean gain", "composite", "conflict"]
-"""What a page shows of one setting; shares of specialists and the rest are in the stored table."""
+SHOWN = ["worst gain", "mean gain", LEAST, "composite", "conflict"]
+"""What a page shows of one setting, where it was measured; the rest is in the stored table."""
 BLOCK = re.compile(r"(<!-- study: (?P<name>[\w-]+) -->\n).*?(<!-- end of study -->)", re.DOTALL)
 
 
@@ -73,7 +74,9 @@ def told(table: dict[str, Any]) -> list[str]:
         "",
     ]
     if len(parts) == 1:
-        return [*lines, *summary(parts[0], SHOWN), "", *order(parts[0], ["worst gain"])[-1:]]
+        known = {c for row in parts[0]["rows"] for c in row.get("values", ())}
+        shown = [column for column in SHOWN if column in known]
+        return [*lines, *summary(parts[0], shown), "", *order(parts[0], ["worst gain"])[-1:]]
     lines += ["Worst relative gain (mean over seeds ± half of the 95 % interval):", ""]
     lines += _across(parts, "worst gain", table.get("across"))
     pooled = (table.get("across") or {}).get("settings")

@@ -123,9 +123,15 @@ def _measured(run: Mapping[str, Any]) -> Measured:
         return {name: math.nan if x is None else x for name, x in part.items()}
 
     return Measured(
-        **{part: numbers(run[part]) for part in ("scores", "base", "gains", "weights", "values")},
+        scores=numbers(run["scores"]),
+        base=numbers(run["base"]),
+        gains=numbers(run["gains"]),
+        weights=numbers(run["weights"]),
+        values=numbers(run["values"]),
         curve={int(step): (worst, mean) for step, (worst, mean) in run["curve"].items()},
-        **{part: list(run[part]) for part in ("trained", "heldout", "judged")},
+        trained=list(run["trained"]),
+        heldout=list(run["heldout"]),
+        judged=list(run["judged"]),
     )
 
 

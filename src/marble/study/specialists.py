@@ -9,6 +9,11 @@ import numpy as np
 from marble.study.measure import Measured
 from marble.study.statistics import over_seeds
 
+LEAST = "least share"
+
+Runs = dict[str, dict[int, Measured]]
+"""Cell → seed → run."""
+
 
 def alone(found: Measured) -> str | None:
     """The one reward that a run was trained on, if it was one."""
@@ -17,11 +22,31 @@ def alone(found: Measured) -> str | None:
     return lone[0] if lone and len(shares) > 1 else None
 
 
-def shares(runs: dict[str, dict[int, Measured]]) -> dict[str, dict[str, Any]]:
+def shares(runs: Runs) -> dict[str, dict[str, Any]]:
     """Cell → judged reward → gain ÷ mean gain of that reward's specialist, over seeds.
 
     {} without a specialist. A reward whose specialist gained nothing has no share.
     """
+    return {
+        cell: {name: over_seeds([one[name] for one in seeds]) for name in seeds[0]}
+        for cell, seeds in _of_each_run(runs).items()
+    }
+
+
+def least(runs: Runs) -> dict[str, dict[str, Any]]:
+    """Cell → the share of the reward that falls furthest behind its specialist, over seeds.
+
+    {} unless every judged reward has a specialist.
+    """
+    found = _of_each_run(runs)
+    judged = next(iter(next(iter(runs.values())).values())).judged
+    if not found or any(list(one) != judged for seeds in found.values() for one in seeds):
+        return {}
+    return {cell: over_seeds([min(one.values()) for one in seeds]) for cell, seeds in found.items()}
+
+
+def _of_each_run(runs: Runs) -> dict[str, list[dict[str, float]]]:
+    """Cell → of each seed: judged reward → share. Specialists themselves have none."""
     reach: dict[str, float] = {}
     specialists = set()
     for name, seeds in runs.items():
@@ -32,10 +57,7 @@ def shares(runs: dict[str, dict[int, Measured]]) -> dict[str, dict[str, Any]]:
     judged = next(iter(next(iter(runs.values())).values())).judged
     known = [name for name in judged if reach.get(name, 0) > 0]
     return {
-        cell: {
-            name: over_seeds([found.gains[name] / reach[name] for found in seeds.values()])
-            for name in known
-        }
+        cell: [{name: run.gains[name] / reach[name] for name in known} for run in seeds.values()]
         for cell, seeds in runs.items()
         if known and cell not in specialists
     }

@@ -17,7 +17,7 @@ from marble.study.elsewhere import Found, Runs
 from marble.study.measure import PICTURES, Measured, device_of, measure
 from marble.study.plan import Cell, Study
 from marble.study.runner import Failure, finished
-from marble.study.specialists import shares
+from marble.study.specialists import LEAST, least, shares
 from marble.study.statistics import agreement, over_seeds, paired
 
 RANKED = ("worst gain", "composite")
@@ -87,7 +87,7 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
                 f"cells with others (here {list(sample.scores)} and {list(found.scores)})"
             )
     values = _values(runs, sample)
-    reached = shares(runs)
+    reached, behind_most = shares(runs), least(runs)
     rows: list[dict[str, Any]] = [
         {
             "name": "base",
@@ -101,6 +101,8 @@ def _one_setting(runs: dict[str, dict[int, Measured]]) -> dict[str, Any]:
             measured[PICTURES] = over_seeds(
                 []
             )  # a mean over the seeds that got there would flatter
+        if name in behind_most:
+            measured[LEAST] = behind_most[name]
         rows.append(
             {
                 "name": name,

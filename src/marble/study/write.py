@@ -21,7 +21,8 @@ every judged reward. *Conflict* is the share of measured steps with a negative c
 direction and some reward's gradient, on the batch it was solved on, on the other half of the
 samples, and of the step the optimiser took. *Pictures to 0.3*: trained on until the worst gain was
 0.3, by straight lines between evaluations. *Share of the specialist's gain*: beside runs of the
-same length on that reward alone. *Drift flags*: drift statistics outside the base's range.
+same length on that reward alone; *least share*: of the reward that is furthest behind. *Drift
+flags*: drift statistics outside the base's range.
 *Diversity*: how much pictures of one prompt differ at the last probe, beside the base's. *Warned
 at*: the step at which training told that it had collapsed (mean over the seeds where it did)."""
 
