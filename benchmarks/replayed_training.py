@@ -2,8 +2,8 @@
 
     python benchmarks/replayed_training.py --out benchmarks/results/replayed_training.json
 
-`model.compile: auto` records passes of small models (`marble.replay`); the studio has it off until
-this has been run. Gradients are of one step on the same pictures, as recorded and as it is.
+`model.compile: auto` records passes of small models (`marble.replay`). Gradients are of one step on
+the same pictures, as recorded and as it is.
 """
 
 from __future__ import annotations

@@ -29,3 +29,26 @@ def test_computing_dtype(monkeypatch, asked, dtype, device, capable, expected):
 def test_a_torch_that_cannot_tell_computes_in_fp32(monkeypatch):
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert precision.fast_bf16_on_cpu() is False
+
+
+@pytest.fixture
+def as_it_was():
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "device", "tf32"),
+    [
+        ("auto", "fp32", GPU, True),
+        ("fp32", "fp32", GPU, False),
+        (None, "fp32", GPU, False),
+        ("auto", "bf16", GPU, False),
+        ("auto", "fp32", CPU, False),
+    ],
+)
+def test_products_are_in_tf32_under_auto_alone(as_it_was, asked, dtype, device, tf32):
+    torch.backends.cuda.matmul.allow_tf32 = device is GPU and not tf32  # of a model before
+    assert precision.products_in_tf32(asked, dtype, device) is tf32
+    assert torch.backends.cuda.matmul.allow_tf32 is tf32

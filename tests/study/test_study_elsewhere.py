@@ -7,7 +7,7 @@ import pytest
 from _study_runs import BASE, make_run, moved
 
 from marble.errors import MarbleError
-from marble.study import Cell, Study, finished_runs, run_study, table_of
+from marble.study import Cell, Study, finished_runs, load_study, run_study, table_of
 from marble.study.elsewhere import load, store
 from marble.study.write import to_json
 
@@ -103,3 +103,19 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path, study, text):
     with pytest.raises(MarbleError) as error:
         load([study], [file])
     assert str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_command_makes_a_table_without_any_run_here(tmp_path, capsys):
+    """Of a file that was carried over, and stores all of it again."""
+    from marble.cli.study import study as command
+
+    file = tmp_path / "mine.yaml"
+    file.write_text("seeds: [0, 1]\ncells: {x: {}, y: {}}")
+    plan = load_study(file)
+    for cell in plan.cells:
+        make_run(tmp_path / "there" / cell.folder, BASE, moved(0.1, 0.2))
+    kept = store(plan, finished_runs(plan, tmp_path / "there"), tmp_path / "runs.json")
+    command([file], out=tmp_path / "here", elsewhere=[kept], run=False)
+    assert "4 of 4 runs are finished" in capsys.readouterr().out
+    assert (tmp_path / "here" / "runs.json").read_text() == kept.read_text()
+    assert not (tmp_path / "here" / "report.html").exists()  # pictures did not travel

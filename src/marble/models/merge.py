@@ -7,7 +7,7 @@ last place), as the frozen weights themselves already are. The frozen weights wa
 and are copied back, not subtracted from: they return bit for bit, to the same addresses. The device
 holds no second copy (SD3.5 Medium in bf16: 0.9 GB), which a recipe for a small GPU has no room for.
 In training v_old keeps its factors: rounding them into the weights moves the gradient as far as
-another batch split does (0.3 %), and spares 4 % of a step.
+another batch split does (0.3 %); it would spare 4 % of a step.
 """
 
 from __future__ import annotations
