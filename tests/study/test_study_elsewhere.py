@@ -76,6 +76,8 @@ def change(kept, **changes):
         ({"recipe__optim.lr": 7.0}, "its runs had optim.lr=7.0"),
         ({"runs__x-seed0__overrides": ["train.seed=4"]}, "x-seed0 was run with other settings"),
         ({"runs": []}, "not the runs.json"),
+        ({"runs__x-seed0": 3}, "x-seed0 is damaged"),
+        ({"runs__x-seed0__curve": {"a": [1]}}, "x-seed0 is damaged"),
     ],
 )
 def test_other_settings_are_refused(tmp_path, study, changes, told):

@@ -66,13 +66,22 @@ def load(studies: Iterable[Study], paths: Iterable[Path]) -> dict[str, dict[Cell
             cell = cells.get(folder)
             if cell is None:  # the study has fewer cells now
                 continue
-            if run["overrides"] != list(cell.overrides):
+            overrides, measured = _run(run, folder, path)
+            if overrides != list(cell.overrides):
                 raise MarbleError(
                     f"{path}: {folder} was run with other settings than {study.name} now has for "
                     "it; take it out of the file, or leave the file out"
                 )
-            found[study.name][cell] = Found(_measured(run), run["device"])
+            found[study.name][cell] = measured
     return found
+
+
+def _run(run: Any, folder: str, path: Path) -> tuple[list[str], Found]:
+    """A run's overrides, and what was measured of it."""
+    try:
+        return list(run["overrides"]), Found(_measured(run), str(run["device"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise MarbleError(f"{path}: {folder} is damaged; take it out of the file") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
