@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.paired import base_scores, choose, own_scores
 from marble.training.preferences import with_preferences
 from marble.training.processes import Processes
-from marble.training.rollout import Rollout, make_rollout
+from marble.training.rollout import Rollout, make_rollout, scoring_thread
 from marble.training.rows import step_row
 from marble.training.setup import Parts
 from marble.training.watch import Look, Watch
@@ -79,7 +78,8 @@ class Trainer:
         )
         # The noise levels of the rollout, without the final 0: training uses the very same.
         self.sigmas = self.adapter.grid(recipe.rollout.steps)[:-1]
-        self._pool = ThreadPoolExecutor(1) if recipe.train.overlap_rewards else None
+        overlap = recipe.train.overlap_rewards
+        self._pool = scoring_thread(self.adapter.device) if overlap else None
         self._drift: dict[str, float] | None = None
         self.warnings: list[str] = []
         """What went wrong in the last epoch and was survived, on any process."""

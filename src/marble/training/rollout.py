@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,15 @@ class Rollout:
 
 def _measured(images: np.ndarray) -> Measured:
     return drift_statistics(images), thumbnails(images)
+
+
+def scoring_thread(device: torch.device) -> ThreadPoolExecutor:
+    """One thread that scores while the next pictures are drawn, on the same GPU: a new thread
+    would begin on the first one, without a context."""
+    if device.type != "cuda":
+        return ThreadPoolExecutor(1)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(index,))
 
 
 def make_rollout(
