@@ -70,15 +70,7 @@ def peak_bytes(make: Callable[[], Step], device: torch.device, clear: Clear) -> 
 
 def profile(step: Step, device: torch.device, rows: int = 28) -> None:
     """Prints the costliest operations of a step, on the device and on the host."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
-
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with record(activities=activities) as prof:
-        timed(step, device)
-    events = prof.key_averages()
+    events = _events(step, device)
 
     def device_us(event: Any) -> float:
         return float(getattr(event, "self_device_time_total", 0.0))
@@ -92,3 +84,28 @@ def profile(step: Step, device: torch.device, rows: int = 28) -> None:
         for event in sorted(events, key=cost, reverse=True)[:rows]:
             if cost(event) > 0:
                 print(f"{cost(event) / 1e3:9.2f} ms {event.count:6d} × {event.key[:100]}")
+
+
+def device_times(step: Step, device: torch.device) -> dict[str, tuple[float, int]]:
+    """Kernel → (ms, how often) in one step; on a CPU, its operations."""
+    from torch.autograd import DeviceType
+
+    found = {}
+    for event in _events(step, device):
+        if device.type == "cuda" and event.device_type == DeviceType.CUDA:
+            found[event.key] = (event.self_device_time_total / 1e3, event.count)
+        elif device.type != "cuda":
+            found[event.key] = (event.self_cpu_time_total / 1e3, event.count)
+    return found
+
+
+def _events(step: Step, device: torch.device) -> Any:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with record(activities=activities) as prof:
+        timed(step, device)
+    return prof.key_averages()

@@ -27,7 +27,7 @@ class Decoder:
 
     def __init__(self, vae: Any, say: Callable[[str], None], half: bool | None = None) -> None:
         self._vae, self._say = vae, say
-        self._low: Any = _halved(vae) if half else None
+        self._low: Any = halved(vae) if half else None
         self.half = half
         """Whether fp16 decodes; None until that is decided."""
 
@@ -43,7 +43,7 @@ class Decoder:
     def _decide(self, latents: Tensor) -> None:
         low, found = None, 0.0
         try:
-            low = _halved(self._vae)
+            low = halved(self._vae)
             half = levels(_decode(low, latents.half()).float())
             found = float(((half - levels(_decode(self._vae, latents))).abs() <= 1).double().mean())
         except torch.OutOfMemoryError:
@@ -69,7 +69,7 @@ def _decode(vae: Any, latents: Tensor) -> Tensor:
     return decoded
 
 
-def _halved(vae: Any) -> Any:
+def halved(vae: Any) -> Any:
     """A copy in fp16, without the half that encodes."""
     from marble.models.quiet import quiet
 
