@@ -190,7 +190,7 @@ def gains_of(point: dict[str, Any], base: dict[str, Any], names: list[str]) -> n
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What the issue asks to be shown, per seed and over seeds."""
+    """The numbers of the table, per seed and over seeds."""
     records = {p.stem: json.loads(p.read_text()) for p in sorted((folder / "front").glob("*.json"))}
     base = records.pop("base")["points"][0]
     first = next(iter(records.values()))

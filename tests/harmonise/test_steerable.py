@@ -62,12 +62,13 @@ def test_ranks_add_up_to_what_one_lora_has():
         Steerable().ranks(5, 5)
 
 
-def test_a_reward_counts_as_often_as_it_applies():
-    """Coefficients of mean gradients that add a picture's advantages; those of this step alone."""
+def test_a_reward_counts_by_the_root_of_how_often_it_applies():
+    """In this step alone: nothing is kept."""
     rule, nothing = Steerable(), np.zeros(3)
     advantages = np.array([[1.0, -1, np.nan, np.nan], [1, 0, -1, 0], [np.nan] * 3 + [0.0]])
     rule.observe(nothing, nothing, None, advantages)
-    np.testing.assert_allclose(rule.current(np.ones(3)), [2 / 7, 4 / 7, 1 / 7])
+    roots = np.sqrt([2, 4, 1])
+    np.testing.assert_allclose(rule.current(np.ones(3)), roots / roots.sum())
     rule.observe(nothing, nothing, None, np.full((3, 4), np.nan))
     np.testing.assert_allclose(rule.current(np.ones(3)), 1 / 3)
     assert rule.state_dict() == {}

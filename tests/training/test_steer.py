@@ -134,19 +134,20 @@ def test_gradient_is_that_of_one_ordinary_lora_per_group(drawn, step):
     assert max(apart) > 0
 
 
-def test_at_the_centre_advantages_are_added(trainer, monkeypatch):
-    """With the default weights for every prompt, and no gradient of a slider's own, the same run as
-    with advantages merged before any gradient, where both have the same size."""
+def test_at_the_centre_it_is_a_training_with_fixed_weights(trainer, monkeypatch):
+    """With the default weights for every prompt, and no gradient of a slider's own: those of the
+    mean gradients are the roots of how many pictures each reward applies to."""
     from marble.harmonise import Steerable
 
     ones = lambda self, applies, seed, groups: np.ones(applies.shape)  # noqa: E731
     monkeypatch.setattr(Steerable, "preferences", ones)
-    steered, plain = (
-        trainer(*STEER, "balance.options.own=0.0"),
-        trainer(*STEER, "balance.method=gdpo"),
-    )
-    for _ in range(2):
-        steered.run_epoch(), plain.run_epoch()
+    steered = trainer(*STEER, "balance.options.own=0.0")
+    (row,) = steered.run_epoch()
+    counts = {name: row[f"reward/{name}/applicable"] for name in ("red", "blue", "dark")}
+    assert len(set(counts.values())) > 1
+    weights = [f"rewards.{name}.weight={count**0.5}" for name, count in counts.items()]
+    plain = trainer(*STEER, "balance.method=fixed", *weights)
+    plain.run_epoch()
     for name, value in plain.parameters.items():
         torch.testing.assert_close(steered.parameters[name], value, atol=1e-6, rtol=1e-5)
 

@@ -21,10 +21,12 @@ CORNERS, CENTRE = 0.4, 0.2
 class Steerable(FreeRule):
     """Adapter weights s_k = K·ω_k are drawn per prompt; reward k counts s_k times there.
 
-    The policy of a prompt is base + shared LoRA + Σ_k s_k·LoRA_k. A picture's advantages are added,
-    each s_k times: the mean gradient g_k of reward k has a coefficient in proportion to the
-    pictures that it applies to. No solve comes on top, since it would undo what a prompt's weights
-    ask for: a reward that stands alone gets most of the weight from `marble` at every setting.
+    The policy of a prompt is base + shared LoRA + Σ_k s_k·LoRA_k. The mean gradient of reward k, in
+    which a picture's advantage counts s_k times, has the coefficient √n_k, n_k the pictures that
+    it applies to. In proportion to n_k (a picture's advantages added) a reward on few prompts
+    lagged at the default weights; with equal ones all others gained less (docs/steer.md). No solve
+    comes on top, since it would undo what a prompt's weights ask for: a reward that stands alone
+    gets most of the weight from `marble` at every setting.
     """
 
     name = "steer"
@@ -45,7 +47,8 @@ class Steerable(FreeRule):
         self._counts_K = known if known is not None and known.any() else None
 
     def current(self, preference: Array) -> Array:
-        weighted = preference if self._counts_K is None else self._counts_K * preference
+        counts = np.ones_like(preference) if self._counts_K is None else self._counts_K
+        weighted = np.sqrt(counts) * preference
         return np.asarray(weighted / weighted.sum())
 
     class Options(Section):
@@ -58,7 +61,7 @@ class Steerable(FreeRule):
             "down. The shared LoRA has the rest.",
         )
         own: Annotated[float, Field(ge=0, le=1)] = Field(
-            default=0.1,
+            default=0.05,
             description="How much of a slider's LoRA follows its own reward's gradient alone; the "
             "rest follows the combination, as the shared LoRA does.",
         )
