@@ -12,19 +12,14 @@ array([0.375, 0.75 ])
 """
 
 from ._debias import DebiasedGram, debiased_gram
-from ._harmony import (
-    direction_cosines,
-    harmony,
-    heldout_cosines,
-    summarise,
-)
+from ._harmony import direction_cosines, harmony, heldout_cosines, summarise
+from ._hybrid import gate
 from ._min_norm import MinNorm, min_norm_point
 from ._progress import Progress
 from ._registry import DEFAULT, RULES, get_rule, rule_class
 from ._rule import FreeRule, Gate, GramRule, Rule, Weights
 from ._schedule import Schedule
 from ._solution import Solution
-from ._steer import Steer, gate
 from ._steerable import Steerable, corner
 from .harmoniser import Harmoniser
 
@@ -41,7 +36,6 @@ __all__ = [
     "Rule",
     "Schedule",
     "Solution",
-    "Steer",
     "Steerable",
     "Weights",
     "corner",

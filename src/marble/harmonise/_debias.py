@@ -4,10 +4,6 @@ A gradient from one batch is g + noise. Its squared norm is ‖g‖² plus the n
 norms too long and cosines too small, most of all for sparse rewards. Products of gradients from
 *independent* parts of the step (halves of the micro-batches, ranks) have no such bias:
 E[g_i^(a) · g_j^(b)] = g_i · g_j for a ≠ b.
-
-A moving average of the gradients (kept where the gradients are) is the other cure: its Gram matrix
-is used as it is, in place of the step's own, and the coefficients multiply whatever gradients the
-step applies.
 """
 
 from __future__ import annotations
