@@ -11,7 +11,7 @@ array([0.375, 0.75 ])
 0.5
 """
 
-from ._debias import DebiasedGram, debiased_gram
+from ._debias import debiased_gram
 from ._harmony import direction_cosines, harmony, heldout_cosines, summarise
 from ._hybrid import gate
 from ._min_norm import MinNorm, min_norm_point
@@ -26,7 +26,6 @@ from .harmoniser import Harmoniser
 __all__ = [
     "DEFAULT",
     "RULES",
-    "DebiasedGram",
     "FreeRule",
     "Gate",
     "GramRule",
