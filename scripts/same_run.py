@@ -2,7 +2,7 @@
 
 python scripts/same_run.py f408e03 .                       # a commit against the working tree
 python scripts/same_run.py main my-branch train.steps=8    # overrides hold for every run
-python scripts/same_run.py --cases marble,snr f408e03 .    # some of the cases; --list names them
+python scripts/same_run.py --cases marble,gate f408e03 .    # some of the cases; --list names them
 
 Both revisions train the studio model for a few steps on the CPU, once per case: refresh and
 ordinary steps, KL, v_old equal to v_θ and behind it. The case sd35m is `sd35m-5rewards` on a small
@@ -52,8 +52,8 @@ CASES = {
     "progress-behind": ["balance.method=progress", *BRAKE],
     "weighted_sum-behind": ["balance.method=weighted_sum", *BRAKE],
     "reward": ["balance.method=marble", "balance.target=reward", "balance.heldout_half=true"],
-    "snr": ["balance.method=upgrad", "balance.snr=1", "balance.hybrid=priorities"],
-    "averages": ["balance.method=cagrad", "balance.gradient_ema=0.5", "balance.metric=adam"],
+    "gate": ["balance.method=upgrad", "balance.hybrid=gate"],
+    "cagrad": ["balance.method=cagrad"],
     "probe": [
         "balance.method=marble",
         "balance.probe=0.5",

@@ -28,7 +28,7 @@ PARTS = {
         "training/preferences.py",
         "training/setup.py",
     ],
-    "Progress": ["harmonise/_steer.py", "recipe/balance.py"],  # `hybrid` measures it for any rule
+    "Progress": ["harmonise/_hybrid.py", "recipe/balance.py"],  # `hybrid` measures it for any rule
     "NFT": ["jacobian/bench.py"],  # what is timed
 }
 #: Choices of what to compare with what, which are nobody's behaviour.

@@ -154,9 +154,7 @@ def estimate(recipe: Recipe) -> Estimate:
     lora = known.lora_parameters(model.lora.rank, model.lora.targets)
     # default, old, EMA, gradient, Adam's two moments; K accumulators and the outside row.
     balance = recipe.balance
-    halves = balance.heldout_half or balance.debias or balance.snr
-    rows = 6 + (k + 1) * (2 if halves else 1)
-    rows += k if balance.gradient_ema else 0
+    rows = 6 + (k + 1) * (2 if balance.heldout_half else 1)
     encoders = [n * size for name, n in parts.items() if name.startswith("text_encoder")]
     side = model.resolution or known.layout.resolution
     each = 1 + objective_class(recipe.objective.name).path_length(recipe)  # x_0 and its path
@@ -231,8 +229,6 @@ def disk_gb(recipe: Recipe) -> float:
     """What a run writes: checkpoints (live, old, EMA, two moments, the LoRA) and pictures."""
     known, lora = model_facts(recipe), recipe.model.lora
     state = 4.0 * 6 * known.lora_parameters(lora.rank, lora.targets)
-    if recipe.balance.gradient_ema:
-        state *= 1 + len(recipe.rewards.train) / 6
     side = recipe.model.resolution or known.layout.resolution
     evals = 2 + (recipe.train.steps // recipe.eval.every if recipe.eval.every else 0)
     shown = len(recipe.data.sources) * (recipe.eval.prompts or 500) * recipe.eval.images_per_prompt

@@ -11,7 +11,7 @@ CASES = {
     "marble": {},
     "probe": {"probe": 0.5},
     "reward": {"target": "reward"},
-    "heldout": {"heldout": True, "gradient_ema": 0.5},
+    "heldout": {"heldout": True},
     "weighted_sum": {"method": "weighted_sum", "measure_every": 2},
     "uniform": {"method": "uniform"},
 }

@@ -68,10 +68,10 @@ def test_own_parameters_follow_their_reward(model, data, target, step, options):
 
 
 def test_without_a_part_of_its_own_nothing_changes(model, data):
-    """Then it is a weighted sum, where each reward counts as often as it applies."""
-    counts = dict(zip(NAMES, (~data.rewards.isnan()).sum(1).tolist()))
-    assert len(set(counts.values())) > 1
-    plain = Balancer(model, NAMES, method="fixed", weights=counts)
+    """Then it has fixed weights: the roots of how many samples each reward applies to."""
+    roots = dict(zip(NAMES, (~data.rewards.isnan()).sum(1).double().sqrt().tolist()))
+    assert len(set(roots.values())) > 1
+    plain = Balancer(model, NAMES, method="fixed", weights=roots)
     steered = Balancer(model, NAMES, method="steer", shares=shares(model), options={"own": 0.0})
     for step in range(2):
         (one, a), (two, b) = (run_step(x, model, data, step) for x in (plain, steered))

@@ -145,11 +145,8 @@ def test_marble_paper_is_the_published_algorithm(silent):
     "word",
     [
         "ridge=0.05",
-        "debias=true",
-        "gradient_ema=0.5",
         "probe=0.5",
         "hybrid=gate",
-        "snr=1",
         "consolidate=5",
         "floors=[ocr]",
         "priorities.ocr=2",

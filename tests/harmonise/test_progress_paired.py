@@ -138,7 +138,7 @@ def test_a_hybrid_takes_its_progress_from_pairs():
     assert alpha[-1] > 0.4
     base = scores(4, gaps=0.0)[1]
     balance.observe_pairs(base + 0.2 * np.arange(K)[:, None], base)  # and it is furthest ahead
-    found, follows = balance.solve(gram).coefficients_K, balance.steer.progress
+    found, follows = balance.solve(gram).coefficients_K, balance.gated.progress
     p = 0.2 * np.arange(K) / base.std(1)
     p = shrunk(p, np.full(K, 1 / base.shape[1]), np.ones(K))
     open_ = gate(alpha, p, 3.0)

@@ -194,9 +194,8 @@ def test_an_opponent_of_most_gets_next_to_no_weight_and_that_is_told(tmp_path):
     assert len(notes[9]) == 2
 
 
-@pytest.mark.parametrize("hybrid", ["gate", "priorities"])
-def test_a_hybrid_uses_them_too(tmp_path, hybrid):
-    words = ["balance.method=marble", f"balance.hybrid={hybrid}", "balance.every=2"]
+def test_a_hybrid_uses_them_too(tmp_path):
+    words = ["balance.method=marble", "balance.hybrid=gate", "balance.every=2"]
     words += ["optim.lr=0.1", "optim.warmup_steps=0"]
     _, table = run(tmp_path / "run", *words)
     _, plain = run(tmp_path / "plain", *words, "balance.progress.paired=0")

@@ -94,14 +94,14 @@ def test_a_run_without_a_checkpoint_starts_over(recipe, tmp_path):
 
 
 STATEFUL = {
-    "gradient averages": ["balance.gradient_ema=0.5", "balance.every=1"],
-    "Adam's metric, halves": ["balance.metric=adam", "balance.heldout_half=true"],
+    "a gate": ["balance.method=marble", "balance.hybrid=gate", "balance.every=2"],
+    "halves": ["balance.method=marble", "balance.heldout_half=true"],
     "progress": ["balance.method=progress", "balance.progress.warmup=2"],
     "dropout": ["balance.method=dropout"],
     "several steps an epoch": ["train.steps_per_epoch=2", "train.inner_epochs=2", "train.steps=8"],
 }
 
-QUICK = ("gradient averages", "several steps an epoch")
+QUICK = ("a gate", "several steps an epoch")
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,14 @@ from marble.balance.settings import (
 )
 from marble.harmonise import (
     DEFAULT,
-    DebiasedGram,
     Harmoniser,
     Solution,
-    debiased_gram,
     direction_cosines,
     heldout_cosines,
     rule_class,
     summarise,
 )
-from marble.jacobian import Jacobian, adam_metric
+from marble.jacobian import Jacobian
 from marble.objectives import Objective
 from marble.objectives.registry import Default
 
@@ -68,10 +66,6 @@ class Balancer:
         0 leaves it out. Gram methods measure on each refresh.
     heldout: also measure conflict out of sample: solve on half of the micro-batches, look at the
         other half. Needs a second set of K accumulators.
-    metric: "adam" takes the Gram matrix in Adam's metric (give `optimizer`); plain until the
-        optimiser has stepped once.
-    gradient_ema: decay of a moving average of the K gradients, whose Gram matrix is solved.
-    debias: norms and cosines from products across halves of the step's micro-batches.
     shares: for each reward, which entries of the parameters are its own (bool, by parameter), for
         a rule that trains these apart (`Rule.own`).
     gate: which rewards take part in a step; a pure function of the step (see `gates`).
@@ -79,7 +73,7 @@ class Balancer:
     masks: False counts "does not apply" as a score of 0, which dilutes specialised rewards; only
         for comparison.
     Further keywords (`rho`, `amortise`, `priorities`, `floors`, `groups`, `ridge`, `consolidate`,
-    `hybrid`, `snr`, `options` …) go to `Harmoniser`.
+    `hybrid`, `options` …) go to `Harmoniser`.
 
     Under DDP or with plain replicas every process calls the same methods, with its own
     micro-batches (any number, also none); `finish` sums. The gradient of a step is a sum over all
@@ -99,10 +93,6 @@ class Balancer:
         every: int = 10,
         measure_every: int = 0,
         heldout: bool = False,
-        debias: bool = False,
-        gradient_ema: float = 0.0,
-        metric: Literal["plain", "adam"] = "plain",
-        optimizer: torch.optim.Optimizer | None = None,
         drop_silent: bool = True,
         masks: bool = True,
         gate: Gate | None = None,
@@ -113,24 +103,19 @@ class Balancer:
         self.objective = objective or Default()
         check_kinds(model, names, self.objective)
         rule, target = rule_class(method), target_of(target, self.objective)
-        check_settings(
-            model, rule, self.objective, target, metric, optimizer, debias, gradient_ema, gate
-        )
+        check_settings(model, rule, self.objective, target, gate)
         self.names, self.k, self.method = list(names), len(names), method
         self.merges = rule.merges
         self.target: Target = target
         self.std, self.drop_silent, self.masks = std, drop_silent, masks
-        self.measure_every = measure_every
-        self.heldout, self.debias, self.gradient_ema = heldout, debias, gradient_ema
-        self.metric, self.optimizer = metric, optimizer
+        self.measure_every, self.heldout = measure_every, heldout
         self.scale = 1.0  # of the cotangents; fp16 training raises it
         self.weights_K = reward_weights(weights, self.names)
         options = rule_options(rule, self.names, self.weights_K, harmoniser.pop("options", None))
         self.harmoniser = Harmoniser(method, self.names, n=every, options=options, **harmoniser)
         self.gate = gate or self.harmoniser.rule.gate(self.k, seed) or all_rewards(self.k)
-        halves = bool(heldout or debias or self.harmoniser.steer.snr)
         own = self.harmoniser.rule.own
-        self.gradients = Gradients(model, self.names, halves=halves, shares=shares, own=own)
+        self.gradients = Gradients(model, self.names, halves=heldout, shares=shares, own=own)
         self._measured = False
         if self.harmoniser.needs_gram or measure_every:
             _ = self.jacobian  # an uncovered parameter is refused now, not at the first refresh
@@ -223,20 +208,12 @@ class Balancer:
     # -- state ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON; the gradient averages, which are tensors, are in `tensors`."""
+        """Plain JSON."""
         return {"harmoniser": self.harmoniser.state_dict(), "scale": self.scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.harmoniser.load_state_dict(state["harmoniser"])
         self.scale = float(state["scale"])
-
-    def tensors(self) -> dict[str, Tensor]:
-        ema = self.jacobian.state_dict()["ema"] if self.gradients.made else None
-        return {} if ema is None else dict(ema)
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        if tensors:
-            self.jacobian.load_state_dict({"ema": dict(tensors)})
 
     # -- coefficients -----------------------------------------------------------------------------
 
@@ -247,9 +224,7 @@ class Balancer:
             return self._decision(self.harmoniser.cached(step, active_K))
         gram = self.gradients.gram()
         if self.harmoniser.needs_gram:
-            to_solve, signal, notes = self._gram_to_solve(active_K, gram)
-            solution = self.harmoniser.solve(to_solve, active_K, signal_K=signal)
-            solution = replace(solution, notes=solution.notes + notes)
+            solution = self.harmoniser.solve(gram[: self.k, : self.k], active_K)
         else:
             solution = self.harmoniser.cached(step, active_K)
         return self._with_geometry(solution, gram, active_K)
@@ -262,32 +237,6 @@ class Balancer:
         if self.merges:
             return np.append(np.zeros(self.k), float(solution.active_K.any()))
         return np.append(solution.coefficients_K, 0.0)
-
-    def _gram_to_solve(
-        self, active_K: np.ndarray, gram: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...]]:
-        """The Gram matrix the rule is to see, the share of signal in its norms, and notes."""
-        options: dict[str, Any] = {}
-        if self.metric == "adam" and self.optimizer is not None and self.optimizer.state:
-            options["metric"] = adam_metric(self.optimizer)
-        debiased: DebiasedGram | None = None
-        notes: tuple[str, ...] = ()
-        if self.debias or self.harmoniser.steer.snr:
-            if self.gradients.has_halves:
-                blocks, lone = self.gradients.across_halves(**options)
-                debiased = debiased_gram(blocks)
-                debiased = replace(debiased, signal_K=np.where(lone, np.nan, debiased.signal_K))
-            else:
-                notes = ("Telling signal from noise needs two micro-batches of different samples.",)
-        signal = None if debiased is None else debiased.signal_K
-        if self.debias and debiased is not None:
-            return debiased.gram_KK, signal, notes
-        if self.gradient_ema:
-            everyone = torch.as_tensor(np.append(active_K, True))
-            self.jacobian.smooth(self.gradient_ema, everyone)
-            options["ema"] = True
-        found = self.gradients.gram(**options) if options else gram
-        return found[: self.k, : self.k], signal, notes
 
     def _with_geometry(
         self, solution: Solution, gram: np.ndarray, active_K: np.ndarray

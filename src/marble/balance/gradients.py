@@ -132,34 +132,19 @@ class Gradients:
 
     # -- products ---------------------------------------------------------------------------------
 
-    def gram(self, slots: tuple[int, int] | None = None, **options: Any) -> np.ndarray:
-        return self.jacobian.gram(slots=slots, **options).numpy()
+    def gram(self, slots: tuple[int, int] | None = None) -> np.ndarray:
+        return self.jacobian.gram(slots).numpy()
 
     @property
     def has_halves(self) -> bool:
         """Whether both halves of the step hold something."""
         return bool((self.share_RS > 0).any(0).all())
 
-    def half_gram(self, a: int, b: int, **options: Any) -> np.ndarray:
+    def half_gram(self, a: int, b: int) -> np.ndarray:
         """Products of the *mean* gradients of two halves: slots hold sums over part of the step."""
         share = self.share_RS.numpy()
         safe = np.where(share > 0, share, 1.0)
-        return np.asarray(self.gram((a, b), **options) / safe[:, None, a] / safe[None, :, b])
-
-    def across_halves(self, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Products across the halves, [2, 2, K, K], and the rewards that only one half knows.
-
-        Those have the same gradient in both: nothing tells their signal from noise.
-        """
-        pairs = [[self.half_gram(a, b, **options) for b in (0, 1)] for a in (0, 1)]
-        blocks = np.array(pairs)[..., : self.k, : self.k]
-        absent = self.share_RS.numpy()[: self.k] == 0
-        lone = absent.any(axis=1) & ~absent.all(axis=1)
-        for a in (0, 1):
-            blocks[a][:, lone & absent[:, a]] = blocks[1 - a][:, lone & absent[:, a]]
-        for a in (0, 1):
-            blocks[:, a][..., lone & absent[:, a]] = blocks[:, 1 - a][..., lone & absent[:, a]]
-        return blocks, lone
+        return np.asarray(self.gram((a, b)) / safe[:, None, a] / safe[None, :, b])
 
 
 def norms_of(gram: np.ndarray) -> np.ndarray:

@@ -52,10 +52,6 @@ def check_settings(
     rule: type[Rule],
     objective: Objective,
     target: str,
-    metric: str,
-    optimizer: torch.optim.Optimizer | None,
-    debias: bool,
-    gradient_ema: float,
     gate: Gate | None,
 ) -> None:
     """Settings that would otherwise fail, or silently do something else, in the middle of a run."""
@@ -66,12 +62,6 @@ def check_settings(
             f"target 'reward' splits off the pull that is common to all rewards; objective "
             f"{objective.name} has none: its whole gradient is driven by rewards. Use 'full'."
         )
-    if metric not in ("plain", "adam"):
-        raise MarbleError(f"metric = {metric!r}: choose 'plain' or 'adam'.")
-    if metric == "adam" and optimizer is None:
-        raise MarbleError("metric='adam' reads Adam's second moments: give optimizer=.")
-    if debias and gradient_ema:
-        raise MarbleError("debias and gradient_ema both cure noise in the Gram matrix: take one.")
     if rule.chosen_by and gate is None:
         raise MarbleError(
             f"Method {rule.name!r} needs to know which rewards take part when: give gate=, for "

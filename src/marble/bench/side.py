@@ -152,14 +152,14 @@ class Side:
         changed = _changed(self.recipe, method="weighted_sum", options={}, probe=1.0)
         log = changed.log.model_copy(update={"harmony_every": int(measured)})
         changed = changed.model_copy(update={"log": log})
-        return build_balancer(changed, self.adapter, self.optimizer)
+        return build_balancer(changed, self.adapter)
 
     def marble(self, k: int | None = None, *, every: int = 1) -> Balancer:
         """Refreshes, with all of a step recorded; the recipe's rule where it solves."""
         recipe = self.recipe if k is None else _with_rewards(self.recipe, k)
         method = {} if recipe.balance.uses_gram else {"method": "marble", "options": {}}
         changed = _changed(recipe, every=every, probe=1.0, consolidate=0, **method)
-        return build_balancer(changed, self.adapter, self.optimizer)
+        return build_balancer(changed, self.adapter)
 
     @property
     def calls(self) -> dict[str, Callable[[], None]]:

@@ -127,7 +127,7 @@ def _true_gram(products: Array, m: Measured) -> Array:
     averaged = signal + (one - signal) / m.batches
     own = 2 * averaged - signal  # so that the plain norm is that of the mean over all batches
     blocks = np.nan_to_num(np.array([[own, signal], [signal, own]]))
-    return debiased_gram(blocks).gram_KK
+    return debiased_gram(blocks)
 
 
 def _spread(names: list[str], values_GK: Array) -> dict[str, Any]:

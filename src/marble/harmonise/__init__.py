@@ -11,27 +11,21 @@ array([0.375, 0.75 ])
 0.5
 """
 
-from ._debias import DebiasedGram, debiased_gram
-from ._harmony import (
-    direction_cosines,
-    harmony,
-    heldout_cosines,
-    summarise,
-)
+from ._debias import debiased_gram
+from ._harmony import direction_cosines, harmony, heldout_cosines, summarise
+from ._hybrid import gate
 from ._min_norm import MinNorm, min_norm_point
 from ._progress import Progress
 from ._registry import DEFAULT, RULES, get_rule, rule_class
 from ._rule import FreeRule, Gate, GramRule, Rule, Weights
 from ._schedule import Schedule
 from ._solution import Solution
-from ._steer import Steer, gate
 from ._steerable import Steerable, corner
 from .harmoniser import Harmoniser
 
 __all__ = [
     "DEFAULT",
     "RULES",
-    "DebiasedGram",
     "FreeRule",
     "Gate",
     "GramRule",
@@ -41,7 +35,6 @@ __all__ = [
     "Rule",
     "Schedule",
     "Solution",
-    "Steer",
     "Steerable",
     "Weights",
     "corner",

@@ -11,7 +11,6 @@ from ._floors import keep_floors
 from ._groups import grouped_weights
 from ._linalg import Array, cosines, on_simplex
 from ._rule import GramRule
-from ._steer import Steering
 
 
 @dataclass(frozen=True)
@@ -39,24 +38,15 @@ class Balanced:
     notes: tuple[str, ...]
 
 
-def balance(
-    rule: GramRule,
-    gram: Array,
-    options: Options,
-    names: Sequence[str],
-    steering: Steering | None = None,
-) -> Balanced:
+def balance(rule: GramRule, gram: Array, options: Options, names: Sequence[str]) -> Balanced:
     """The rule's weights for non-zero gradients, under the options.
 
-    Ridge, groups and a leaning of the priorities shape what the rule sees; steering then moves its
-    weights, and floors are kept on the true cosines last of all.
+    Ridge, groups and priorities shape what the rule sees; floors are kept on the true cosines last
+    of all.
     """
     matrix = cosines(gram)[1] if rule.normalise else gram
     seen = matrix + options.ridge * np.diag(np.diagonal(matrix))
-    preference = options.priorities_K
-    if steering is not None:
-        preference = preference * steering.lean_K
-    preference = preference / preference.mean()
+    preference = options.priorities_K / options.priorities_K.mean()
     notes: list[str] = []
     took_part = np.ones(len(gram), dtype=bool)
     if options.group_K is None:
@@ -67,8 +57,6 @@ def balance(
             cancelled = [name for name, present in zip(names, took_part) if not present]
             notes.append(f"Cancelled inside their group: {', '.join(cancelled)}.")
     alpha = on_simplex(answer.alpha)
-    if steering is not None:
-        alpha = on_simplex(alpha * steering.tilt_K)
     if not np.isnan(options.floors_K).all():
         floored = keep_floors(alpha, matrix, options.floors_K, options.priorities_K)
         alpha = on_simplex(floored.alpha)

@@ -4,15 +4,10 @@ A gradient from one batch is g + noise. Its squared norm is ‖g‖² plus the n
 norms too long and cosines too small, most of all for sparse rewards. Products of gradients from
 *independent* parts of the step (halves of the micro-batches, ranks) have no such bias:
 E[g_i^(a) · g_j^(b)] = g_i · g_j for a ≠ b.
-
-A moving average of the gradients (kept where the gradients are) is the other cure: its Gram matrix
-is used as it is, in place of the step's own, and the coefficients multiply whatever gradients the
-step applies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,20 +17,7 @@ from marble.errors import MarbleError
 from ._linalg import Array, nearest_cosines
 
 
-@dataclass(frozen=True)
-class DebiasedGram:
-    """gram_KK: a Gram matrix (positive semi-definite) with debiased norms and cosines.
-
-    signal_K: debiased ‖g_k‖² over the plain one, before any floor; noise alone scatters about 0.
-    resolved_K: False where that is below the floor: the reward's signal is lost in its noise.
-    """
-
-    gram_KK: Array
-    signal_K: Array
-    resolved_K: Array
-
-
-def debiased_gram(cross_blocks: Any, *, floor: float = 0.05) -> DebiasedGram:
+def debiased_gram(cross_blocks: Any, *, floor: float = 0.05) -> Array:
     """Gram matrix of the true gradients from products across H ≥ 2 independent parts.
 
     cross_blocks: [H, H, K, K] with [a, b, i, j] = g_i^(a) · g_j^(b), each part's gradient being a
@@ -43,8 +25,8 @@ def debiased_gram(cross_blocks: Any, *, floor: float = 0.05) -> DebiasedGram:
         of the step's mean gradient, to compare with.
     floor: a debiased ‖g_k‖² below `floor` times the plain one (it can be negative) is raised to
         that: a reward whose signal cannot be told from noise is neither dropped nor blown up by
-        more than 1/√floor, and `resolved_K` says so. The cosines keep their sign, are limited
-        to [−1, 1] and moved to the nearest matrix that real vectors can have.
+        more than 1/√floor. The cosines keep their sign, are limited to [−1, 1] and moved to the
+        nearest matrix that real vectors can have.
     A reward whose plain norm is 0 keeps 0.
     """
     blocks = np.array(cross_blocks, dtype=np.float64)
@@ -70,4 +52,4 @@ def debiased_gram(cross_blocks: Any, *, floor: float = 0.05) -> DebiasedGram:
     cos = np.clip(apart / safe[:, None] / safe[None, :], -1.0, 1.0)
     np.fill_diagonal(cos, 1.0)
     cos = nearest_cosines(np.where(np.outer(present, present), cos, np.eye(len(cos))))
-    return DebiasedGram(cos * np.outer(norms, norms), signal, present & (signal >= floor))
+    return np.asarray(cos * np.outer(norms, norms))

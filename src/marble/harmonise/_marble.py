@@ -42,7 +42,6 @@ class MarblePaper(Marble):
             "rho": 0.7,
             "amortise": "paper",
             "target": "full",
-            "metric": "plain",
             "drop_silent": False,
         }
     )

@@ -12,13 +12,13 @@ from marble.errors import CheckpointError, MarbleError
 from ._balance import Balanced, Options, balance
 from ._ema import update_ema
 from ._harmony import harmony
+from ._hybrid import Gated
 from ._linalg import Array, cosines, from_json, spread, to_json
 from ._options import check_names, floors_K, groups_K, named_options, priorities_K
 from ._registry import DEFAULT, get_rule
 from ._rule import FreeRule, GramRule, Rule, check_gram
 from ._schedule import Schedule
 from ._solution import Solution
-from ._steer import Hybrid, Steer
 
 
 class Harmoniser:
@@ -37,8 +37,8 @@ class Harmoniser:
         the solve, α*, and so the refresh step (with refresh_with="raw").
     groups: label → reward names; see `grouped_weights`.
     ridge: added to the diagonal of the normalised Gram (0.02–0.1 calms near-duplicates).
-    hybrid, snr, progress: measured progress, and signal against noise, in a Gram method; see
-        `Steer`. `progress` are the options of its `Progress`.
+    hybrid: "gate" holds a Gram method back by measured progress; see `Gated`. `progress` are the
+        options of its `Progress`.
 
     A reward is silent when it is not active or its gradient is zero: it leaves the solve, gets
     coefficient 0 and keeps ᾱ_k; notes name it. With all rewards silent all coefficients are 0.
@@ -61,8 +61,7 @@ class Harmoniser:
         consolidate: int = 0,
         total_steps: int | None = None,
         options: Mapping[str, Any] | None = None,
-        hybrid: Hybrid = "none",
-        snr: float = 0.0,
+        hybrid: Literal["none", "gate"] = "none",
         progress: Mapping[str, Any] | None = None,
     ) -> None:
         if not 0.0 <= rho < 1.0:
@@ -75,15 +74,17 @@ class Harmoniser:
             raise MarbleError(f"ridge = {ridge}: give a number of at least 0.")
         self.names = check_names(names)
         self.rule = get_rule(method, **named_options(options, self.names))
-        self.steer = Steer(
-            len(self.names), hybrid=hybrid, snr=snr, progress=named_options(progress, self.names)
-        )
-        if not self.needs_gram and (floors or groups or ridge or self.steer.used):
+        if hybrid not in ("none", "gate"):
+            raise MarbleError(f"hybrid = {hybrid!r}: choose 'none' or 'gate'.")
+        self.gated: Gated | None = None
+        if hybrid == "gate":
+            self.gated = Gated(named_options(progress, self.names))
+        if not self.needs_gram and (floors or groups or ridge or self.gated):
             raise MarbleError(
-                f"Method {method!r} looks at no gradients: floors, groups, ridge, hybrid and snr "
-                "need a Gram method such as 'marble'. Leave them out."
+                f"Method {method!r} looks at no gradients: floors, groups, ridge and hybrid need a "
+                "Gram method such as 'marble'. Leave them out."
             )
-        if floors and hybrid == "gate":
+        if floors and self.gated:
             raise MarbleError("hybrid 'gate' leaves the solved direction and its floors: take one.")
         self.schedule = Schedule(n, probe, consolidate, total_steps)
         self.rho, self.amortise, self.refresh_with = rho, amortise, refresh_with
@@ -116,19 +117,10 @@ class Harmoniser:
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def solve(
-        self,
-        gram_KK: Array,
-        active_K: Array | None = None,
-        *,
-        signal_K: Array | None = None,
-    ) -> Solution:
+    def solve(self, gram_KK: Array, active_K: Array | None = None) -> Solution:
         """The full step: solve on this Gram matrix, update ᾱ and the norms.
 
         active_K: False for a reward without an informative sample in this step.
-        signal_K: share of signal in ‖g_k‖², `DebiasedGram.signal_K`, for the option `snr`.
-        With a debiased Gram, or one of averaged gradients, pass that as `gram_KK`: its norms then
-        set the coefficients too, which still multiply this step's raw gradients.
         """
         gram = check_gram(gram_KK, self.names)
         norms, cos = cosines(gram)
@@ -137,8 +129,6 @@ class Harmoniser:
             return self._nothing(cos, norms, (*notes, "All rewards are silent: no step."))
         if isinstance(self.rule, GramRule):
             index = np.flatnonzero(active)
-            if signal_K is not None:
-                self.steer.hear(np.asarray(signal_K, dtype=np.float64), active)
             found = self._balance(self.rule, gram, index)
             raw, gap = np.zeros(len(gram)), found.gap
             raw[index] = found.alpha
@@ -152,8 +142,7 @@ class Harmoniser:
         else:
             raw, gap = self._share(active), None
         alpha = raw if self.refresh_with == "raw" or not self.needs_gram else self._share(active)
-        alpha = self.steer.gated(alpha, active)
-        c = self.rule.coefficients(alpha, np.where(active, norms, 0.0))
+        c = self.rule.coefficients(self._held_back(alpha, active), np.where(active, norms, 0.0))
         return Solution(
             coefficients_K=c,
             alpha_K=self._alpha(),
@@ -180,8 +169,7 @@ class Harmoniser:
             index = np.flatnonzero(active)
             alpha = np.zeros(len(gram))
             alpha[index] = self._balance(self.rule, gram, index).alpha
-        alpha = self.steer.gated(alpha, active)
-        return self.rule.coefficients(alpha, np.where(active, norms, 0.0))
+        return self.rule.coefficients(self._held_back(alpha, active), np.where(active, norms, 0.0))
 
     def cached(self, step: int | None = None, active_K: Array | None = None) -> Solution:
         """Coefficients for a step without a solve.
@@ -198,7 +186,7 @@ class Harmoniser:
             c = active / active.sum()
             notes += ("Consolidation: uniform coefficients.",)
         else:
-            c = self.steer.gated(self._share(active), active)
+            c = self._held_back(self._share(active), active)
             if self.needs_gram and self.amortise == "normalised":
                 c = self.rule.coefficients(c, np.where(active, self._known_norms(), 0.0))
         return Solution(
@@ -213,9 +201,9 @@ class Harmoniser:
 
     @property
     def observers(self) -> list[Rule]:
-        """Whoever learns from what training shows: the rule, and the progress that steers it."""
-        both = (self.steer.progress, self.rule)
-        return [rule for rule in both if rule is not None and rule.observes]
+        """Whoever learns from what training shows: the rule, and the progress that gates it."""
+        both = (*([self.gated.progress] if self.gated else []), self.rule)
+        return [rule for rule in both if rule.observes]
 
     @property
     def paired(self) -> int:
@@ -262,7 +250,7 @@ class Harmoniser:
             "raw": to_json(self._raw_K),
             "norms": to_json(self._norms_K),
             "rule": self.rule.state_dict(),
-            "steer": self.steer.state_dict() if self.steer.used else {},
+            "steer": self.gated.state_dict() if self.gated else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -277,8 +265,8 @@ class Harmoniser:
         self._raw_K = from_json(state["raw"])
         self._norms_K = from_json(state["norms"])
         self.rule.load_state_dict(state["rule"])
-        if self.steer.used:
-            self.steer.load_state_dict(state["steer"])
+        if self.gated:
+            self.gated.load_state_dict(state["steer"])
 
     @property
     def _saved_name(self) -> str:
@@ -288,9 +276,12 @@ class Harmoniser:
 
     def _balance(self, rule: GramRule, gram: Array, index: Array) -> Balanced:
         """One solve over the rewards at `index`, with all options."""
-        steering = self.steer.of(index) if self.steer.used else None
         sub = gram[np.ix_(index, index)]
-        return balance(rule, sub, self.options.of(index), self._pick(index), steering)
+        return balance(rule, sub, self.options.of(index), self._pick(index))
+
+    def _held_back(self, alpha: Array, active: Array) -> Array:
+        """α after the gate of measured progress, if there is one."""
+        return self.gated(alpha, active) if self.gated else alpha
 
     def _alpha(self) -> Array:
         """ᾱ, or the weights of a rule that has no solve."""

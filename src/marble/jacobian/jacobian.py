@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,6 @@ from torch._functorch import config as functorch_config
 
 from marble.errors import MarbleError
 from marble.jacobian import store
-from marble.jacobian.ema import GradientEma
 from marble.jacobian.layers import Span, accumulator_dtype, add_to_grad, find_spans
 from marble.jacobian.passes import Faults, Term, plan
 from marble.jacobian.recorder import Recorder
@@ -75,7 +73,6 @@ class Jacobian:
         self.device = self.spans[0].parameter.device
         self.rows = Rows(slots, k, self.total, self.dtype, self.device)
         self.outside: Rows | None = None
-        self.ema: GradientEma | None = None
         self._recorder = Recorder(self.spans, self.dtype)
         self._faults = Faults(self.names)
 
@@ -117,7 +114,7 @@ class Jacobian:
 
         ``slot``: which independent part of the step this micro-batch belongs to.
         """
-        self._check_slot(slot, self.slots)
+        self._check_slot(slot)
         passes = plan(self.rows, self._outside, slot, v, terms, outside)
         self._faults.watch(passes)
         # Checkpointed blocks run their forward again in here, so layers are recorded here too.
@@ -139,26 +136,16 @@ class Jacobian:
         if int(has):
             self._outside().all_reduce(group)
 
-    def gram(
-        self,
-        metric: Mapping[nn.Parameter, Tensor] | None = None,
-        *,
-        slots: tuple[int, int] | None = None,
-        ema: bool = False,
-    ) -> Tensor:
+    def gram(self, slots: tuple[int, int] | None = None) -> Tensor:
         """The K×K inner products of the gradients, fp64, on the CPU.
 
-        ``metric``: a diagonal per parameter, e.g. `adam_metric`. ``slots=(a, b)``: of slot a's
-        gradients (rows) with slot b's (columns). ``ema``: of the averages kept by `smooth`.
+        ``slots=(a, b)``: of slot a's gradients (rows) with slot b's (columns).
         """
         self._faults.check()
-        rows = self._averages().rows if ema else self.rows
         if slots is not None:
             for slot in slots:
-                self._check_slot(slot, rows.data.shape[0])
-        a, b = slots if slots is not None else (None, None)
-        flat = None if metric is None else self.flatten(metric)
-        gram = store.gram(rows, a, b, flat)
+                self._check_slot(slot)
+        gram = store.gram(self.rows, *(slots or (None, None)))
         bad = (~gram.diagonal().isfinite()).nonzero().flatten().tolist()
         if bad:
             raise MarbleError(
@@ -172,51 +159,41 @@ class Jacobian:
     ) -> Tensor:
         """``⟨g_k, vector⟩`` for every k, fp64: e.g. with Δθ, to measure the step as applied."""
         if slot is not None:
-            self._check_slot(slot, self.slots)
+            self._check_slot(slot)
         flat = vector if isinstance(vector, Tensor) else self.flatten(vector)
         return store.dot(self.rows, slot, flat.to(self.device))
 
-    def combine(self, c_K: Tensor, *, ema: bool = False) -> Tensor:
+    def combine(self, c_K: Tensor) -> Tensor:
         """``Σ_k c_k g_k`` plus the outside row, flat [total]; `spans` says what lies where."""
         c = torch.as_tensor(c_K).to(self.device, self.dtype)
         if c.shape != (self.k,) or not bool(c.isfinite().all()):
             raise MarbleError(f"combine: give {self.k} finite coefficients, got {c.tolist()}.")
-        rows = self._averages().rows if ema else self.rows
         out = torch.zeros(self.total, dtype=self.dtype, device=self.device)
-        for slot in rows.data:
+        for slot in self.rows.data:
             out.addmv_(slot.T, c)
         if self.outside is not None:
             out.add_(self.outside.data[0, 0])
         return out
 
-    def write_grad(
-        self, c_K: Tensor, *, ema: bool = False, parts: Sequence[tuple[Tensor, Tensor]] = ()
-    ) -> None:
+    def write_grad(self, c_K: Tensor, *, parts: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         """Adds ``Σ_k c_k g_k`` and the outside row to every parameter's ``.grad``.
 
         ``parts``: (positions in the flat vector, coefficients [K]) that hold there in place of c.
         """
-        flat = self.combine(c_K, ema=ema)
-        rows = (self._averages().rows if ema else self.rows).data
+        flat = self.combine(c_K)
         for at, own_K in parts:
             instead = (own_K - c_K).to(self.device, self.dtype)
-            for slot in rows:
+            for slot in self.rows.data:
                 flat[at] += slot[:, at].T @ instead
         for span in self.spans:
             add_to_grad(span.parameter, flat[span.start : span.stop])
 
     def zero(self) -> None:
-        """Empties the accumulators for the next step; the gradient averages stay."""
+        """Empties the accumulators for the next step."""
         self.rows.zero()
         if self.outside is not None:
             self.outside.zero()
         self._faults.clear()
-
-    def smooth(self, rho: float, active_K: Tensor | None = None) -> None:
-        """Moves the gradient averages towards this step's gradients (call after `reduce`)."""
-        if self.ema is None:
-            self.ema = GradientEma(self.k, self.total, self.dtype, self.device)
-        self.ema.update(self.rows, rho, active_K)
 
     def flatten(self, values: Mapping[nn.Parameter, Tensor]) -> Tensor:
         """One value per parameter to one flat [total] vector, in the order of the rows."""
@@ -232,17 +209,6 @@ class Jacobian:
             parts.append(full.detach().reshape(-1).to(self.device, self.dtype))
         return torch.cat(parts)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What outlives a step: the gradient averages, if any."""
-        return {"ema": None if self.ema is None else self.ema.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["ema"] is None:
-            self.ema = None
-            return
-        self.ema = GradientEma(self.k, self.total, self.dtype, self.device)
-        self.ema.load_state_dict(state["ema"], self.names)
-
     # -- inside ---------------------------------------------------------------------------
 
     def _outside(self) -> Rows:
@@ -250,11 +216,6 @@ class Jacobian:
             self.outside = Rows(1, 1, self.total, self.dtype, self.device)
         return self.outside
 
-    def _averages(self) -> GradientEma:
-        if self.ema is None:
-            raise MarbleError("There are no gradient averages yet; call smooth(ρ) first.")
-        return self.ema
-
-    def _check_slot(self, slot: int, slots: int) -> None:
-        if not 0 <= slot < slots:
-            raise MarbleError(f"There is no slot {slot}; there are {slots}.")
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise MarbleError(f"There is no slot {slot}; there are {self.slots}.")

@@ -41,17 +41,13 @@ class Rows:
         return part[0] if part.shape[0] == 1 else part.sum(0)
 
 
-def gram(
-    rows: Rows, slot_a: int | None, slot_b: int | None, metric: Tensor | None = None
-) -> Tensor:
-    """``G_kl = Σ_j metric_j a_kj b_lj`` of two slots' rows, in fp64, on the CPU."""
+def gram(rows: Rows, slot_a: int | None, slot_b: int | None) -> Tensor:
+    """``G_kl = Σ_j a_kj b_lj`` of two slots' rows, in fp64, on the CPU."""
     k = rows.data.shape[1]
     out = rows.data.new_zeros(k, k, dtype=torch.float64)
     for start, stop in _chunks(rows):
         left = rows.part(slot_a, start, stop).double()
         right = left if slot_a == slot_b else rows.part(slot_b, start, stop).double()
-        if metric is not None:
-            left = left * metric[start:stop].double()
         out.addmm_(left, right.T)
     return out.cpu()
 

@@ -134,9 +134,6 @@ class Balance(Section):
     probe: Fraction = Field(
         default=1.0, description="Part of the refresh step's micro-batches that the solve looks at."
     )
-    metric: Literal["plain", "adam"] = Field(
-        default="plain", description="Inner product of the Gram matrix: Euclidean, or Adam's."
-    )
     priorities: dict[Name, Positive] = Field(
         default_factory=dict, description="π_k: rewards are balanced as g_k / π_k; default 1."
     )
@@ -150,10 +147,6 @@ class Balance(Section):
         default=0.0,
         description="Added to the normalised Gram's diagonal; 0.02–0.1 calms duplicates.",
     )
-    gradient_ema: Decay = Field(
-        default=0.0, description="Decay of an EMA of the K gradients before the solve; 0: none."
-    )
-    debias: bool = Field(default=False, description="Remove the noise bias of norms and cosines.")
     drop_silent: bool = Field(
         default=True, description="Leave out of a solve the rewards without an informative sample."
     )
@@ -161,14 +154,10 @@ class Balance(Section):
         default=True,
         description="False: `does not apply` counts as a score of 0, for comparison only.",
     )
-    hybrid: Literal["none", "priorities", "gate"] = Field(
+    hybrid: Literal["none", "gate"] = Field(
         default="none",
-        description="Progress in a Gram method: as its priorities, or as a gate that takes over "
-        "from it while the rewards it favours run ahead.",
-    )
-    snr: Annotated[float, Field(ge=-1.0, le=2.0)] = Field(
-        default=0.0,
-        description="α_k times s_k^snr, s_k the signal's share of ‖g_k‖²; 1: trust, −0.5: lift.",
+        description="`gate`: measured progress takes over from a Gram method while the rewards "
+        "that it favours run ahead.",
     )
     heldout_half: bool = Field(
         default=False,

@@ -23,5 +23,5 @@ def halves(recipe: Recipe) -> bool:
     balance = recipe.balance
     priorities = set(balance.priorities.values()) or {1.0}
     alike = len(priorities) == 1 and len(balance.priorities) in (0, 2)
-    steered = bool(balance.snr) or balance.hybrid != "none" or bool(balance.floors)
+    steered = balance.hybrid != "none" or bool(balance.floors)
     return balance.rule.halves and len(recipe.rewards.train) == 2 and alike and not steered

@@ -171,9 +171,8 @@ def _balance_problems(recipe: Recipe) -> Iterator[str]:
         key = "gate" if progress.gate else "units"
         remedy = "set progress.paired to 0"
         yield f"balance.progress.{key}: is for progress by batch means; {remedy}"
-    for key, off in (("hybrid", "none"), ("snr", 0.0)):
-        if getattr(balance, key) != off and not balance.uses_gram:
-            yield f"balance.{key}: needs a Gram-based method, which {balance.method} is not"
+    if balance.hybrid != "none" and not balance.uses_gram:
+        yield f"balance.hybrid: needs a Gram-based method, which {balance.method} is not"
     for name in [*balance.priorities, *balance.floors]:
         if name not in names:
             where = "priorities" if name in balance.priorities else "floors"

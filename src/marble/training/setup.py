@@ -89,7 +89,7 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
         eps=optim.eps,
         weight_decay=optim.weight_decay,
     )
-    balancer = build_balancer(recipe, adapter, optimizer)
+    balancer = build_balancer(recipe, adapter)
     return Parts(
         adapter=adapter,
         rewards=rewards,
@@ -135,9 +135,7 @@ def build_rewards(recipe: Recipe, device: torch.device) -> tuple[RewardSet, Rewa
     return sets[0], sets[1]
 
 
-def build_balancer(
-    recipe: Recipe, adapter: Adapter, optimizer: torch.optim.Optimizer | None
-) -> Balancer:
+def build_balancer(recipe: Recipe, adapter: Adapter) -> Balancer:
     b, o, names = recipe.balance, recipe.objective, recipe.rewards.names
     options, progress = b.rule_options, b.progress.model_dump()
     for wanted in (options, progress):
@@ -156,10 +154,6 @@ def build_balancer(
         every=b.every,
         measure_every=recipe.log.harmony_every,
         heldout=b.heldout_half,
-        debias=b.debias,
-        gradient_ema=b.gradient_ema,
-        metric=b.metric,
-        optimizer=optimizer,
         drop_silent=b.drop_silent,
         masks=b.masks,
         gate=_gate(recipe),
@@ -176,7 +170,6 @@ def build_balancer(
         total_steps=recipe.train.steps,
         options=options,
         hybrid=b.hybrid,
-        snr=b.snr,
         progress=progress,
     )
 

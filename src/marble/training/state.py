@@ -29,7 +29,6 @@ def capture(trainer: Trainer) -> State:
             "old": trainer.adapter.lora_state("old"),
             "ema": trainer.ema,
             "optimizer": optimizer_tensors(trainer.parts.optimizer),
-            "gradients": trainer.balancer.tensors(),
             "random": {
                 f"{rank}.{key}": tensor
                 for rank, (generators, *_) in enumerate(ranks)
@@ -109,7 +108,6 @@ def restore_policy(trainer: Trainer, state: State) -> None:
     trainer.adapter.load_lora_state("old", tensors["old"])
     trainer.ema = {name: tensors["ema"][name].to(t) for name, t in trainer.ema.items()}
     load_optimizer_tensors(trainer.parts.optimizer, tensors["optimizer"])
-    trainer.balancer.load_tensors(tensors.get("gradients", {}))
     trainer.balancer.load_state_dict(state.meta["balance"])
 
 
@@ -146,8 +144,6 @@ def _changed(before: int, now: int, recipe: Recipe) -> str:
     note += "equal up to rounding"
     dealt = {
         "balance.probe": recipe.balance.probe < 1,
-        "balance.debias": recipe.balance.debias,
-        "balance.snr": recipe.balance.snr != 0,
         "balance.heldout_half": recipe.balance.heldout_half,
         "objective.kl_every": recipe.objective.kl_every > 1,
     }

@@ -50,7 +50,7 @@ def build(recipe: Recipe, device: torch.device, processes: int = 1) -> Parts:
         samplers=[(start, sampler) for start in starts],
         eval_samples=_evaluation(recipe),
         probe_samples=[],  # its points are no pictures, whose diversity could be watched
-        balancer=build_balancer(recipe, adapter, optimizer),
+        balancer=build_balancer(recipe, adapter),
         optimizer=optimizer,
     )
 

@@ -1,4 +1,4 @@
-"""Progress and signal in a Gram method: formulas by hand, and properties over random solves."""
+"""Progress beside a Gram method: formulas by hand, and properties over random solves."""
 
 import json
 
@@ -24,13 +24,10 @@ def climb(balance, slopes, steps=40):
     return balance
 
 
-def hybrid(kind, beta=1.0, names=NAMES, **more):
+def gated(names=NAMES, **more):
     return Harmoniser(
-        "marble", names, hybrid=kind, progress={"beta": beta, "redundancy": 0.0}, **more
+        "marble", names, hybrid="gate", progress={"beta": 1.0, "redundancy": 0.0}, **more
     )
-
-
-# -- the gate -----------------------------------------------------------------------------------
 
 
 def test_gate_by_hand():
@@ -57,11 +54,11 @@ def test_gate_properties(k, seed, beta):
 def test_the_discount_holds_while_the_loner_lags_and_ends_when_it_runs_away():
     published = Harmoniser("marble", NAMES).solve(TWINS).alpha_raw_K
     assert published[0] > 0.45
-    lagging = climb(hybrid("gate"), (0.0, 0.1, 0.1)).solve(TWINS).coefficients_K
+    lagging = climb(gated(), (0.0, 0.1, 0.1)).solve(TWINS).coefficients_K
     np.testing.assert_allclose(lagging, published, atol=1e-12)
-    ahead = climb(hybrid("gate"), (0.3, 0.0, 0.0))
-    progress = ahead.steer.progress.current(np.ones(3))
-    open_ = gate(published, ahead.steer.progress.judged(3), 1.0)
+    ahead = climb(gated(), (0.3, 0.0, 0.0))
+    progress = ahead.gated.progress.current(np.ones(3))
+    open_ = gate(published, ahead.gated.progress.judged(3), 1.0)
     assert open_ < 0.01
     found = ahead.solve(TWINS)
     wanted = open_ * published + (1 - open_) * progress
@@ -71,7 +68,7 @@ def test_the_discount_holds_while_the_loner_lags_and_ends_when_it_runs_away():
 
 
 def test_the_gate_moves_between_solves():
-    balance = hybrid("gate", rho=0.0)
+    balance = gated(rho=0.0)
     published = balance.solve(TWINS).alpha_raw_K
     np.testing.assert_allclose(balance.cached(1).coefficients_K, published, atol=1e-12)
     climb(balance, (0.3, 0.0, 0.0))
@@ -80,23 +77,12 @@ def test_the_gate_moves_between_solves():
     assert silent[2] == 0.0 and silent.sum() == pytest.approx(1.0)
 
 
-# -- progress as priorities -----------------------------------------------------------------------
-
-
-def test_cosines_are_in_proportion_to_the_leaning_priorities():
-    balance = climb(hybrid("priorities", beta=0.1), (0.1, 0.0, 0.0))
-    lean = balance.steer.progress.current(np.ones(3))
-    assert lean[0] < lean[1] == lean[2]
-    c = balance.solve(np.eye(3)).coefficients_K  # cos(d, g_k) ∝ c_k for orthonormal gradients
-    np.testing.assert_allclose(c / c.sum(), lean, rtol=1e-9)
-
-
-@given(jacobians(DETERMINED, min_k=2, max_k=8), st.sampled_from(["priorities", "gate"]))
+@given(jacobians(DETERMINED, min_k=2, max_k=8))
 @settings(max_examples=40, deadline=None)
-def test_without_progress_a_hybrid_is_its_rule(rows, kind):
+def test_without_progress_a_hybrid_is_its_rule(rows):
     names = [f"r{k}" for k in range(len(rows))]
     plain = Harmoniser("marble", names).solve(gram(rows)).coefficients_K
-    steered = hybrid(kind, names=names)
+    steered = gated(names)
     close = {"rtol": 1e-6, "atol": 1e-9 * np.abs(plain).max()}
     np.testing.assert_allclose(steered.solve(gram(rows)).coefficients_K, plain, **close)
     climb(steered, np.full(len(rows), 0.1))  # all the same: nobody is ahead
@@ -105,67 +91,36 @@ def test_without_progress_a_hybrid_is_its_rule(rows, kind):
 
 @given(
     jacobians(min_k=2, max_k=8),
-    st.sampled_from(["none", "priorities", "gate"]),
+    st.sampled_from(["none", "gate"]),
     st.sampled_from(["marble", "upgrad", "cagrad"]),
-    st.floats(-1, 2),
     st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
-def test_weights_stay_on_the_simplex(rows, kind, method, snr, seed):
+def test_weights_stay_on_the_simplex(rows, kind, method, seed):
     rng = np.random.default_rng(seed)
     names = [f"r{k}" for k in range(len(rows))]
-    balance = Harmoniser(method, names, hybrid=kind, snr=snr)
+    balance = Harmoniser(method, names, hybrid=kind)
     climb(balance, 0.2 * rng.standard_normal(len(rows)))
-    found = balance.solve(gram(rows), signal_K=rng.uniform(-1, 1.5, len(rows)))
+    found = balance.solve(gram(rows))
     assert np.isfinite(found.coefficients_K).all()
     if method == "marble":
         assert_on_simplex(found.alpha_raw_K)
     assert found.alpha_raw_K.sum() == pytest.approx(1.0)
 
 
-# -- signal against noise -------------------------------------------------------------------------
-
-
-def test_snr_by_hand_and_its_average():
-    balance = Harmoniser("marble", ("a", "b"), snr=1.0)
-    first = balance.solve(np.eye(2), signal_K=np.array([1.0, 0.25]))
-    np.testing.assert_allclose(first.alpha_raw_K, [0.8, 0.2])
-    second = balance.solve(np.eye(2), signal_K=np.array([-3.0, 0.25]))  # noise alone: the floor
-    s = 0.7 * 1.0 + 0.3 * 0.05
-    np.testing.assert_allclose(second.alpha_raw_K, [s / (s + 0.25), 0.25 / (s + 0.25)])
-
-
-def test_minus_one_half_gives_equal_lengths_of_signal():
-    balance = Harmoniser("marble", ("a", "b"), snr=-0.5)
-    found = balance.solve(np.eye(2), signal_K=np.array([1.0, 0.25]))
-    np.testing.assert_allclose(found.alpha_raw_K * np.sqrt([1.0, 0.25]), 1 / 3)
-
-
-def test_an_inactive_reward_keeps_its_signal():
-    balance = Harmoniser("marble", ("a", "b"), snr=1.0)
-    balance.solve(np.eye(2), signal_K=np.array([1.0, 0.5]))
-    balance.solve(np.eye(2), np.array([True, False]), signal_K=np.array([1.0, 0.1]))
-    found = balance.solve(np.eye(2))  # no halves in this refresh: what is known stays
-    np.testing.assert_allclose(found.alpha_raw_K, [2 / 3, 1 / 3])
-
-
-# -- state, trial and mistakes ---------------------------------------------------------------------
-
-
 def test_state_survives_json_and_trial_leaves_no_trace():
-    whole, half = (hybrid("gate", snr=1.0) for _ in range(2))
-    signal = np.array([0.9, 0.5, 0.2])
+    whole, half = (gated() for _ in range(2))
     for balance in (whole, half):
         climb(balance, (0.05, 0.01, 0.0), 20)
-        balance.solve(TWINS, signal_K=signal)
+        balance.solve(TWINS)
     half.trial(TWINS)
-    resumed = hybrid("gate", snr=1.0)
+    resumed = gated()
     resumed.load_state_dict(json.loads(json.dumps(half.state_dict())))
     for balance in (whole, resumed):
         climb(balance, (0.05, 0.01, 0.0), 10)
     np.testing.assert_array_equal(
-        whole.solve(TWINS, signal_K=signal).coefficients_K,
-        resumed.solve(TWINS, signal_K=signal).coefficients_K,
+        whole.solve(TWINS).coefficients_K,
+        resumed.solve(TWINS).coefficients_K,
     )
     assert whole.state_dict() == resumed.state_dict()
 
@@ -173,12 +128,10 @@ def test_state_survives_json_and_trial_leaves_no_trace():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"hybrid": "both"}, "choose 'none'"),
-        ({"snr": float("nan")}, "exponent"),
+        ({"hybrid": "priorities"}, "choose 'none' or 'gate'"),
         ({"hybrid": "gate", "progress": {"betta": 1}}, "beta"),
         ({"method": "uniform", "hybrid": "gate"}, "Gram method"),
         ({"hybrid": "gate", "floors": {"a": 0.0}}, "take one"),
-        ({"method": "progress", "snr": 1.0}, "Gram method"),
     ],
 )
 def test_mistakes(options, said):
