@@ -10,6 +10,7 @@ MISTAKES = {
     "train.lr=3": "train.lr: unknown key; it is optim.lr",
     "balance.progress.twins=9": "balance.progress.twins: unknown key; it is now "
     "balance.progress.paired",
+    "balance.snr=1": "balance.snr is gone: no measurement spoke for it; leave it out",
     "train.rho=0.5": "did you mean balance.rho?",
     "balance.rhoo=0.5": "balance.rhoo: unknown key; did you mean balance.rho?",
     "balance.weights={ocr: 2}": "it is rewards.NAME.weight",

@@ -26,6 +26,10 @@ GRAM_METHODS: tuple[str, ...] = tuple(n for n, rule in RULES.items() if issubcla
 _HARMLESS = ("method", "heldout_half", "reward", "stages", *METHODS)
 
 
+#: Fields that are gone, with the value that switched them off: run folders made before still say so.
+_GONE = {"debias": False, "gradient_ema": 0.0, "metric": "plain", "snr": 0.0}
+
+
 class Reward(Section):
     name: Name = Field(description="Name in logs, tables and overrides; unique in the recipe.")
     reward: str = Field(
@@ -175,6 +179,16 @@ class Balance(Section):
         default=Progress.Options(),
         description="Measured progress: options of `progress`, and of what steers a `hybrid`.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_gone(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for key, off in _GONE.items():
+            if data.get(key, off) != off:
+                raise ValueError(f"{key} is gone: no measurement spoke for it; leave it out")
+        return {key: value for key, value in data.items() if key not in _GONE}
 
     @model_validator(mode="before")
     @classmethod
