@@ -180,7 +180,7 @@ def test_stages_share_the_steps_that_are_left():
     assert starts([{"steps": 4}, {"steps": 2}], 100) == [0, 4]
 
 
-def test_a_run_folder_from_before_an_option_went_still_loads(tmp_path):
+def test_a_run_folder_from_before_an_option_went_still_loads():
     """Resolved recipes name every field, also those that were off."""
     off = {"debias": False, "gradient_ema": 0.0, "metric": "plain", "snr": 0.0}
     words = [f"balance.{key}={str(value).lower()}" for key, value in off.items()]

@@ -26,7 +26,7 @@ GRAM_METHODS: tuple[str, ...] = tuple(n for n, rule in RULES.items() if issubcla
 _HARMLESS = ("method", "heldout_half", "reward", "stages", *METHODS)
 
 
-#: Fields that are gone, with the value that switched them off: run folders made before still say so.
+#: Fields that are gone, and the value that switched them off: older run folders still say so.
 _GONE = {"debias": False, "gradient_ema": 0.0, "metric": "plain", "snr": 0.0}
 
 
