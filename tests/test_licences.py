@@ -18,7 +18,9 @@ def test_nothing_that_the_rewards_need_is_under_the_gpl():
     )
     assert "marble-rl" in found and len(found) > 50
     assert {name: text for name, text in found.items() if is_copyleft(text)} == {}
-    assert [name for name, text in found.items() if text == "not stated"] == []
+    # The list of NVIDIA's libraries that torch's CUDA build brings: a package without code.
+    unknown = {name for name, text in found.items() if text == "not stated"}
+    assert unknown <= {"cuda-toolkit"}
 
 
 def test_the_rewards_extra_names_what_rewards_import():

@@ -122,6 +122,7 @@ MASKS = [
     (re.compile(r"\d+ CPU cores|CPU with \d+ cores, no CUDA device"), "CORES"),
     (re.compile(r"(packages: )python \d.*"), r"\1VERSIONS"),
     (re.compile(r"marble \d+\.\d+\.\d+\w*"), "marble VERSION"),
+    (re.compile(r"(?<=\d)\+(cpu|cu\d+|rocm[\d.]+)"), "+BUILD"),  # of torch
     (re.compile(r"[A-Z][a-z]{2} \d\d:\d\d"), "DAY TIME"),
     (re.compile(r"\n*\r?batches .*━.*"), ""),
     (re.compile(r"(time: )about .* (in all on CORES)"), r"\1TIMES \2"),
@@ -140,5 +141,5 @@ def masked(text: str, folders: dict[str, str], numbers: bool) -> str:
     if numbers:
         text = re.sub(r"(?<![\w/.:-])[-+−]?\d[\d.,:]*(e[-+]?\d+)?%?(?![\w/-])", "N", text)
         text = re.sub(r"(?<=\S)  +", "  ", text)
-        text = re.sub(r"^  +", "  ", text, flags=re.MULTILINE)  # titles are centred over figures
+        text = re.sub(r"^ +", "", text, flags=re.MULTILINE)  # titles are centred over figures
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
