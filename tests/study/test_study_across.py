@@ -152,6 +152,19 @@ def test_a_setting_may_have_fewer_seeds(tmp_path):
     assert names == ["one-a-seed0", "one-a-seed1", "two-a-seed1"]
 
 
+def test_a_cell_may_have_fewer_seeds(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "cells: {a: {}, b: {}}\nsettings: {one: {}, two: {}}\nseeds: [0, 1, 2]\n"
+        "fewer: {two: [0, 1], b: [1, 2]}"
+    )
+    names = [cell.folder for cell in load_study(file).cells]
+    assert names == [
+        "one-a-seed0", "one-a-seed1", "one-a-seed2", "one-b-seed1", "one-b-seed2",
+        "two-a-seed0", "two-a-seed1", "two-b-seed1",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -160,9 +173,10 @@ def test_a_setting_may_have_fewer_seeds(tmp_path):
         ("without: {three: [b]}", "no setting three"),
         ("without: {two: [c]}", "no cell c"),
         ("fewer: [1]", "fewer: give a mapping of setting"),
-        ("fewer: {three: [1]}", "no setting three"),
+        ("fewer: {three: [1]}", "no setting or cell three"),
         ("fewer: {two: [a]}", "fewer: two: give a list of whole numbers"),
         ("fewer: {two: []}", "fewer: two: give a list of whole numbers"),
+        ("fewer: {two: [7]}", "fewer: two: .* are not all among the seeds"),
     ],
 )
 def test_mistakes_in_it_are_told(tmp_path, line, said):

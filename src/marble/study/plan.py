@@ -72,18 +72,21 @@ def load_study(path: Path) -> Study:
 
     The runs are settings × cells × seeds. Overrides of a cell come after those of its setting,
     and both after the common ones. `without` names the cells that a setting does not have,
-    `fewer` the seeds of a setting that has not all.
+    `fewer` the seeds of a setting, or of a cell, that has not all.
     """
     data = _read(path)
     seeds = _seeds(data.get("seeds", [0]), f"{path}: seeds")
     settings = _mapping(data.get("settings") or {"": {}}, path, "settings")
-    fewer = _by_setting(data, "fewer", path, settings)
     trainer = str(data.get("trainer", "marble"))
     if trainer not in TRAINERS:
         raise MarbleError(f"{path}: trainer: choose one of {', '.join(TRAINERS)}")
     recipe = _recipe(str(data.get("recipe", "studio")), path)
-    without = _by_setting(data, "without", path, settings)
     every = _mapping(data["cells"], path, "cells")
+    without = _lists(data, "without", path, settings, "setting")
+    fewer = _lists(data, "fewer", path, [*settings, *every], "setting or cell")
+    for at, some in fewer.items():
+        if not set(_seeds(some, f"{path}: fewer: {at}")) <= set(seeds):
+            raise MarbleError(f"{path}: fewer: {at}: {some} are not all among the seeds {seeds}")
     for name in (str(name) for names in without.values() for name in names):
         if name not in every:
             raise MarbleError(f"{path}: without: there is no cell {name}")
@@ -93,10 +96,11 @@ def load_study(path: Path) -> Study:
     cells: list[Cell] = []
     names: dict[str, None] = {}
     for setting, around in settings.items():
-        some = _seeds(fewer.get(setting, seeds), f"{path}: fewer: {setting}")
         for name, own in every.items():
             if name in map(str, without.get(setting, ())):
                 continue
+            own_seeds = [fewer[at] for at in (setting, name) if at in fewer]
+            some = [seed for seed in seeds if all(seed in those for those in own_seeds)]
             both = {**common, **(around or {}), **(own or {})}
             words = tuple(_word(key, value) for key, value in both.items())
             try:  # seeds differ in nothing that could be wrong
@@ -132,17 +136,17 @@ def _seeds(given: Any, where: str) -> list[int]:
     return given
 
 
-def _by_setting(
-    data: Mapping[str, Any], key: str, path: Path, settings: Container[str]
+def _lists(
+    data: Mapping[str, Any], key: str, path: Path, known: Container[str], what: str
 ) -> dict[str, list[Any]]:
-    """Setting → a list."""
+    """The mapping under `key`, of names to lists."""
     given = data.get(key) or {}
     if not isinstance(given, dict) or not all(isinstance(v, list) for v in given.values()):
-        raise MarbleError(f"{path}: {key}: give a mapping of setting to a list")
-    for setting in given:
-        if str(setting) not in settings:
-            raise MarbleError(f"{path}: {key}: there is no setting {setting}")
-    return {str(setting): values for setting, values in given.items()}
+        raise MarbleError(f"{path}: {key}: give a mapping of {what} to a list")
+    for name in given:
+        if str(name) not in known:
+            raise MarbleError(f"{path}: {key}: there is no {what} {name}")
+    return {str(name): values for name, values in given.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
