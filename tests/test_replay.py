@@ -1,5 +1,7 @@
 """Replayed functions: the numbers of the functions themselves; few sizes, and no surprises."""
 
+import threading
+
 import torch
 
 from marble.replay import MOST, Replayed
@@ -28,6 +30,27 @@ def test_a_function_of_several_tensors_with_several_results():
     for found, wanted in kept:
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
     assert run.replayed == 3
+
+
+def test_a_function_has_run_in_the_thread_that_records_it():
+    """Libraries make their handles in a thread's first call, which cannot be recorded."""
+    calls, recorded, found = [], [], []
+
+    def compute(x):
+        calls.append(threading.current_thread().name)
+        return (x + 1,)
+
+    def record(inner):
+        recorded.append(list(calls))
+        return tape(inner)
+
+    run, x = Replayed(compute, "this", record=record), torch.ones(2)
+    for name in ("first", "second", "third"):
+        thread = threading.Thread(target=lambda: found.append(run(x)[0]), name=name)
+        thread.start()
+        thread.join()
+    assert recorded == [["first", "second"]]
+    assert len(found) == 3 and all(torch.equal(one, x + 1) for one in found)
 
 
 def test_so_many_sizes_are_recorded_and_no_more():

@@ -12,7 +12,8 @@ has asked for it (`allow`), as `model.compile` has a small one do.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -102,10 +103,24 @@ class Replayed:
 
     def _make(self, record: Record, inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
         places = [tensor.clone() for tensor in inputs]
+        # Once before, in this thread and on that stream: libraries make their handles and plans for
+        # each thread, which cannot be recorded, and rewards are called in threads of their own.
+        with aside() if places[0].is_cuda else nullcontext():
+            self._compute(*places)
         return (places, *record(lambda: self._compute(*places)))
 
 
 _streams: dict[int, torch.cuda.Stream] = {}
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Computes on the stream of the recordings, after what came before and before what follows."""
+    stream = _streams.setdefault(torch.cuda.current_device(), torch.cuda.Stream())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 def record_cuda(compute: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
@@ -116,15 +131,12 @@ def record_cuda(compute: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     one.
     """
     graph = torch.cuda.CUDAGraph()
-    stream = _streams.setdefault(torch.cuda.current_device(), torch.cuda.Stream())
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with aside():
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             result = compute()
         finally:
             graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
     return graph.replay, result
 
 

@@ -7,7 +7,8 @@ from peft.tuners.lora import Linear
 from torch import nn
 
 from marble.jacobian import Jacobian
-from marble.models import load, lora
+from marble.jacobian.wide import wide_mm
+from marble.models import load, lora, lora_layer
 from marble.models.lora_layer import Factor, LeanLinear, keep_low, make_lean
 
 BF16 = torch.bfloat16
@@ -113,6 +114,44 @@ def test_bits_are_peft_s_with_low_copies_too():
         found.append([y, x.grad, *weights])
     for a, b in zip(*found):
         assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def factor_gradient(x, delta, low, compiled):
+    """Of y = x·lowᵀ by the fp32 weights behind `low`."""
+    factor = Factor(x.shape[-1], delta.shape[-1], bias=False)
+    factor.register_buffer("low", factor.weight.detach().to(low), persistent=False)
+    run = torch.compile(factor, backend="aot_eager", fullgraph=True) if compiled else factor
+    run(x).backward(delta)
+    assert factor.weight.grad.dtype == torch.float32
+    return factor.weight.grad
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("given", [BF16, torch.float32])
+def test_on_a_gpu_the_gradient_s_sum_is_not_rounded_to_16_bits(monkeypatch, compiled, given):
+    """bf16 rounds by 1e-3; a CPU does so still, as its fp32 products are slow."""
+    torch.compiler.reset()
+    generator = torch.Generator().manual_seed(1)
+    x, delta = (torch.randn(3, 100, n, generator=generator).to(BF16) for n in (64, 8))
+    exact = delta.double().flatten(0, 1).t() @ x.double().flatten(0, 1)
+    rounded = factor_gradient(x.to(given), delta, BF16, compiled)
+    assert torch.equal(rounded, (delta.flatten(0, 1).t() @ x.flatten(0, 1)).float())
+    assert error(rounded, exact) > 5e-4
+    monkeypatch.setattr(lora_layer, "WIDE", ("cpu",))
+    torch.compiler.reset()
+    assert error(factor_gradient(x.to(given), delta, BF16, compiled), exact) < 1e-6
+
+
+def test_factors_that_are_fp32_already_are_multiplied_as_they_are(monkeypatch):
+    monkeypatch.setattr(lora_layer, "WIDE", ("cpu",))
+    monkeypatch.setattr(lora_layer, "wide_mm", None)
+    x, delta = torch.randn(5, 4), torch.randn(5, 3)
+    assert torch.equal(factor_gradient(x, delta, torch.float32, False), delta.t() @ x)
+
+
+def test_the_product_is_known_to_compilers():
+    a, b = torch.randn(6, 5).to(BF16), torch.randn(7, 5).to(BF16).t()
+    torch.library.opcheck(wide_mm, (a.t().contiguous().t(), b))
 
 
 def test_low_copies_follow_every_change_of_the_weights():

@@ -176,6 +176,26 @@ def test_a_quick_reward_meets_its_deadline_and_keeps_its_errors():
         RewardSet([Faulty("raise")], deadline_s=5).score(IMAGES, PROMPTS, METADATA)
 
 
+@pytest.mark.parametrize("gpus", [True, False])
+def test_a_reward_s_thread_is_on_the_caller_s_gpu(monkeypatch, gpus):
+    """Where CUDA is in use already: asking would start it elsewhere."""
+    told = []
+
+    def current():
+        assert gpus and threading.current_thread() is threading.main_thread()
+        return 3
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", current)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda at: told.append((at, threading.current_thread()))
+    )
+    rewards = RewardSet([brightness], deadline_s=20)
+    assert rewards.score(IMAGES, PROMPTS, METADATA).shape[0] == 1
+    assert [at for at, _ in told] == ([3] if gpus else [])
+    assert all(thread is not threading.main_thread() for _, thread in told)
+
+
 def test_no_score_is_ever_invented():
     """Whatever goes wrong, every finite number in the result is one the reward gave."""
     for fault in ("raise", "short", "2d", "nan", "inf", "-inf"):

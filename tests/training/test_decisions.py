@@ -15,16 +15,16 @@ def decoding_as_on_a_gpu(monkeypatch):
     """Pictures by the decoder that decides; what it found is replaced by `verdict`."""
     verdict = {"half": True, "made": 0}
 
-    def decide(self, latents):
+    def decide(self, latents, size):
         verdict["made"] += 1
         self.half = verdict["half"]
 
     def taken(self, decisions):
         self._decoder = Decoder(self.pipeline.vae, self.say, decisions["decoding in fp16"])
 
-    def decoded(self, latents):
+    def decoded(self, latents, size):
         self._decoder = self._decoder or Decoder(self.pipeline.vae, self.say)
-        return self._decoder(latents)
+        return self._decoder(latents, size)
 
     monkeypatch.setattr(Decoder, "_decide", decide)
     monkeypatch.setattr(PipelineAdapter, "_decoded", decoded)

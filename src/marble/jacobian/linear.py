@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from marble.jacobian.wide import wide_bmm
+
 PROBE = "marble_probe"
 MAKE_PROBE = "marble_make_probe"
 
@@ -59,25 +61,6 @@ def _per_sample(delta: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float32:
         return wide_bmm(left, right)
     return torch.bmm(left.to(dtype), right.to(dtype))
-
-
-@torch.library.custom_op(
-    "marble::wide_bmm", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor"
-)
-def wide_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Batched product of 16-bit matrices, summed and kept in fp32.
-
-    An operator of its own: compilers do not know torch's product with another output format, and
-    would cast both operands, which are activations, to fp32 and multiply those.
-    """
-    if a.is_cuda:
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.bmm(a.float(), b.float())
-
-
-@wide_bmm.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(a.shape[0], a.shape[1], b.shape[2], dtype=torch.float32)
 
 
 class Recorded:

@@ -129,8 +129,7 @@ class Compiled:
         full = _is_full(error)
         if not full and not isinstance(error, TorchDynamoException):
             return False
-        inner = getattr(error, "inner_exception", error)
-        cause = next((line for line in str(inner).strip().splitlines() if line), repr(inner))
+        cause = cause_of(error)
         if full and not self._full:
             self._full = True
             self.say(
@@ -147,6 +146,12 @@ class Compiled:
                 "model.compile=false does so from the start"
             )
         return True
+
+
+def cause_of(error: Exception) -> str:
+    """Why compiling failed, in one line."""
+    inner = getattr(error, "inner_exception", error)
+    return next((line for line in str(inner).strip().splitlines() if line), repr(inner))
 
 
 def _is_full(error: Exception) -> bool:

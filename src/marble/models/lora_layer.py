@@ -4,8 +4,9 @@ peft's own layer brings the input to the factors' format, fp32, which autocast t
 six passes over the activations at every group of q, k and v. Here the input goes straight to the
 format of the computation, and the factors are kept in that format too (`keep_low`): the fp32
 weights remain what the optimiser changes, and are copied once per forward pass of the model, all
-by one call. Gradients reach the fp32 weights with the error of one product in 16 bits, as under
-autocast. The modules, their names and states are peft's.
+by one call. Gradients reach the fp32 weights with the error of one product of 16-bit factors; on a
+GPU without the rounding of its result, which autocast has. The modules, their names and states are
+peft's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ import torch
 from peft.tuners.lora import Linear, LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from marble.jacobian.wide import wide_mm
+
+WIDE = ("cuda",)
+"""Kinds of device whose 16-bit products may have an fp32 result. A CPU would have to multiply in
+fp32, which takes four times as long."""
 
 
 class LeanLinear(Linear):
@@ -68,9 +75,15 @@ class LowLinear(torch.autograd.Function):
         grad_x = delta.matmul(low).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            flat = delta.reshape(-1, delta.shape[-1])
-            grad_weight = flat.t().mm(x.reshape(-1, x.shape[-1])).to(ctx.weight_dtype)
+            left, right = delta.reshape(-1, delta.shape[-1]).t(), x.reshape(-1, x.shape[-1])
+            grad_weight = _product(left, right, ctx.weight_dtype)
         return grad_x, grad_weight, None
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float32 != left.dtype and left.device.type in WIDE:
+        return wide_mm(left, right)
+    return left.mm(right).to(dtype)
 
 
 def make_lean(layers: Iterable[LoraLayer]) -> None:

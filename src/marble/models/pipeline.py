@@ -22,7 +22,7 @@ from marble.errors import MarbleError
 from marble.models import compiling, cpu
 from marble.models.base import Adapter
 from marble.models.cpu_decoding import CpuDecoder
-from marble.models.decoding import Decoder, levels
+from marble.models.decoding import Decoder, compilable, levels
 from marble.models.folder import pipeline_index
 from marble.models.precision import DTYPES
 from marble.options import Section
@@ -217,14 +217,24 @@ class PipelineAdapter(Adapter):
             raise MarbleError(f"model.resolution={resolution}: must be a multiple of {unit}")
         return default if resolution is None else resolution
 
-    def _decoded(self, latents: Tensor) -> Tensor:
-        if self.device.type == "cpu" and not self.low_on_cpu:
+    def _decoded(self, latents: Tensor, size: int = 0) -> Tensor:
+        """size: pictures that a compiled decoder is given at once."""
+        if self.low_on_cpu:
+            if self._decoder is None:
+                self._decoder = CpuDecoder(self.pipeline.vae, lambda line: self.say(line))
+            return self._decoder(latents)
+        if self.device.type == "cpu":
             decoded: Tensor = self.pipeline.vae.decode(latents, return_dict=False)[0]
             return decoded
-        if self._decoder is None:
-            make = CpuDecoder if self.low_on_cpu else Decoder
-            self._decoder = make(self.pipeline.vae, lambda line: self.say(line))
-        return self._decoder(latents)
+        if not isinstance(self._decoder, Decoder):
+            self._decoder = self._gpu_decoder()
+        return self._decoder(latents, size)
+
+    def _gpu_decoder(self, half: bool | None = None) -> Decoder:
+        """Compiled where the blocks are."""
+        vae, blocks = self.pipeline.vae, self.compiled
+        compiled = blocks is not None and blocks.mode != "off" and compilable(vae)
+        return Decoder(vae, lambda line: self.say(line), half, compiled=compiled)
 
     def blocks(self) -> list[nn.Module]:
         return blocks(self.transformer)
@@ -235,8 +245,9 @@ class PipelineAdapter(Adapter):
 
     def decide(self, decisions: Mapping[str, bool]) -> None:
         if self.device.type != "cpu" and HALF in decisions:
-            vae, half = self.pipeline.vae, bool(decisions[HALF])
-            self._decoder = Decoder(vae, lambda line: self.say(line), half)
+            half = bool(decisions[HALF])
+            if self.decisions() != {HALF: half}:  # else it is compiled already
+                self._decoder = self._gpu_decoder(half)
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:
@@ -244,11 +255,13 @@ class PipelineAdapter(Adapter):
         # On a CPU small batches stay in the cache.
         at_once = max(1, DECODE_PIXELS // self.side**2)
         size = batch_size or (8 if self.device.type == "cpu" else at_once)
+        # Fewer than a batch become the next power of two: no more memory than theirs in fp32.
+        full = min(size, 1 << (len(latents) - 1).bit_length())
         pictures = []
         for part in latents.split(size):
             layout = torch.channels_last if part.dim() == 4 else torch.preserve_format
             part = part.to(self.device, memory_format=layout)
-            picture = self._picture(self._decoded(part))
+            picture = self._picture(self._decoded(part, full))
             pictures.append(levels(picture).to(torch.uint8).cpu())
         return torch.cat(pictures)
 

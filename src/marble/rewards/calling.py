@@ -67,9 +67,13 @@ class Caller:
                 raise TooLate
         box: list[Any] = []
         error: list[BaseException] = []
+        # A new thread would begin on the first GPU, without a context of its own.
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
         def run() -> None:
             try:
+                if gpu is not None:
+                    torch.cuda.set_device(gpu)
                 with no_exit():
                     box.append(work())
             except BaseException as caught:  # handed to the waiting thread
