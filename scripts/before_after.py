@@ -1,8 +1,9 @@
 """Base beside trained on the same held-out prompts and seeds, from a run folder, as one PNG.
 
 python scripts/before_after.py runs/studio-… -o docs/img/before_after.png
-marble eval studio-trained --out longer && python scripts/before_after.py runs/studio-… \
-    --also "studio-gpu=longer" --label "make train"
+marble eval src/marble/studio/assets/trained --recipe studio --out longer
+python scripts/before_after.py \
+    runs/studio-… --also "studio-gpu=longer" --label "make train"
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def main() -> None:
     for word in args.also:
         label, _, folder = word.partition("=")
         samples = json.loads((Path(folder) / "index.json").read_text())["samples"]
+        if [entry["prompt"] for entry in samples] != [entry["prompt"] for entry in after]:
+            raise SystemExit(f"{folder}: other prompts than {args.run}; give eval its recipe")
         rows[label] = _files(Path(folder), samples)
     sheet = drawn(rows, chosen(after, args.columns))
     args.out.parent.mkdir(parents=True, exist_ok=True)
