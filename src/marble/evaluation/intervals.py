@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,8 +57,7 @@ def mean_interval(
         return Interval(np.nan, np.nan, np.nan, 0)
     names = range(len(array)) if clusters is None else clusters
     sums, sizes = _by_cluster(array[known], [name for name, k in zip(names, known) if k])
-    rng = np.random.default_rng(seed)
-    draws = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=resamples)
+    draws = _draws(len(sums), resamples, seed)
     means = (draws @ sums) / (draws @ sizes)
     lo, hi = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(array[known].mean()), float(lo), float(hi), int(known.sum()))
@@ -77,6 +77,16 @@ def gain_interval(
     if now.shape != then.shape:
         raise ValueError(f"{now.shape} scores after, {then.shape} before: not the same pictures")
     return mean_interval(now - then, clusters, level=level, resamples=resamples, seed=seed)
+
+
+@lru_cache(maxsize=4)
+def _draws(count: int, resamples: int, seed: int) -> Floats:
+    """How often each of so many clusters is drawn, by resample. Remembered: a page has hundreds of
+    intervals over the same prompts, and drawing takes longest."""
+    chances = np.full(count, 1 / count)
+    drawn = np.random.default_rng(seed).multinomial(count, chances, size=resamples).astype(float)
+    drawn.setflags(write=False)
+    return drawn
 
 
 def _by_cluster(values: Floats, names: Sequence[Hashable]) -> tuple[Floats, Floats]:
