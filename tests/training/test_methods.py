@@ -10,10 +10,12 @@ from marble.recipe import METHODS, list_recipes, load_recipe
 from marble.training import setup
 from marble.training.run import train
 
-STUDIO = [
+STUDIO = [  # without studio-gpu, whose priorities are for rewards that the toy has not
     name
     for name in list_recipes()
-    if name.startswith("studio") and load_recipe(name).objective.name == "nft"
+    if name.startswith("studio")
+    and load_recipe(name).objective.name == "nft"
+    and not load_recipe(name).balance.priorities
 ]
 QUICK = [
     "model.lora={rank: 2, alpha: 4}",
