@@ -2,8 +2,7 @@
 
 python scripts/before_after.py runs/studio-… -o docs/img/before_after.png
 marble eval src/marble/studio/assets/trained --recipe studio --out longer
-python scripts/before_after.py \
-    runs/studio-… --also "studio-gpu=longer" --label "make train"
+python scripts/before_after.py runs/studio-… --also "studio-gpu=longer" --label "make train"
 """
 
 from __future__ import annotations
