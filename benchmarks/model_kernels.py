@@ -8,7 +8,7 @@ attention: the model's attention by each of torch's kernels; the error is that o
     gradients, by fp32.
 decode: fp16, by memory layout, as it is and compiled; the share of a picture's numbers that are
     within one level of fp32's.
-step: a micro-batch of 36 with compiled blocks (v_old's forward pass, v_θ's, the backward pass),
+step: a micro-batch of 36 with compiled blocks, in its three passes (v_old's, v_θ's, backward),
     and a forward pass of a rollout; the device's milliseconds by kind of kernel, and of the
     longest ones.
 
@@ -39,7 +39,7 @@ from marble.models import lora
 from marble.models.compiling import Compiled
 from marble.models.decoding import halved, levels
 from marble.models.pipeline import blocks
-from measure import device_times
+from measure import device_times, timed
 from model_speed_decoding import scaled_vae
 from model_speed_setup import DRAWN, Bench, Model
 
@@ -188,27 +188,45 @@ def step(bench: Bench, model: Model) -> None:
     Compiled(blocks(model.adapter.transformer), said.append, backend=bench.args.backend)
     count = model.sizes[1]
 
-    def train() -> None:
+    held: list[Tensor] = []
+
+    def old() -> None:
         with model.adapter.using(lora.OLD):
             model.draw(count)
-        model.train(count)
-        model.clear()
 
-    bench.take("step", lambda: profiled(bench, train))
+    def forward() -> None:
+        held[:] = [model.forward(count)]
+
+    def backward() -> None:
+        held.pop().backward(model.inputs[count][2])
+
+    bench.take("v_old", lambda: profiled(bench, old))
+    bench.take("v_θ", lambda: profiled(bench, forward))
+    bench.take("backward", lambda: profiled(bench, backward, forward))
+    model.clear()
     with model.merged():
         bench.take("forward pass of a rollout", lambda: profiled(bench, lambda: model.draw(count)))
 
 
-def profiled(bench: Bench, call: Callable[[], None]) -> dict[str, Any]:
-    """Milliseconds of the whole, by kind of kernel, and of the longest ones."""
-    whole = bench.ms(call)
+def profiled(
+    bench: Bench, call: Callable[[], None], before: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Milliseconds of the whole, by kind of kernel, and of the longest ones; `before` prepares."""
+    for _ in range(2):  # compiled, then as it will be
+        before()
+        call()
+    before()
+    whole, queued = timed(call, bench.device)
+    before()
     times = device_times(call, bench.device)
     kinds: dict[str, float] = defaultdict(float)
     for name, (ms, _) in times.items():
         kinds[kind_of(name)] += ms
-    longest = sorted(times.items(), key=lambda item: -item[1][0])[:25]
+    longest = sorted(times.items(), key=lambda item: -item[1][0])[:60]
     return {
         "ms": whole,
+        "host_ms": queued,
+        "device_ms": sum(ms for ms, _ in times.values()),
         "kinds": dict(sorted(kinds.items(), key=lambda item: -item[1])),
         "longest": [[name[:120], round(ms, 3), count] for name, (ms, count) in longest],
     }

@@ -101,6 +101,10 @@ class Model:
         x, sigma, _, _, text = self.inputs[count]
         return self.adapter.velocity(x, sigma, text)
 
+    def forward(self, count: int) -> Tensor:
+        x, sigma, _, _, text = self.inputs[count]
+        return self.adapter.velocity(x, sigma, text)
+
     def train(self, count: int, parts: int = 1) -> None:
         """Forward and backward of a micro-batch, in so many parts."""
         x, sigma, plus, _, text = self.inputs[count]

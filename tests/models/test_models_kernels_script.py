@@ -25,7 +25,7 @@ def test_attention_decoding_and_a_step(script, tmp_path):
     assert all(0 < error < 0.02 for error in errors.values())  # bf16, by fp32
     assert "failed" in next(v for k, v in result.items() if k.endswith("cudnn"))  # a CPU has none
     assert result["decode, fp16, channels_last, as it is"]["within_one_level"] > 0.99
-    for part in ("step", "forward pass of a rollout"):
+    for part in ("v_old", "v_θ", "backward", "forward pass of a rollout"):
         found = result[part]
         assert found["kinds"]["products"] > 0
         assert found["kinds"]["attention"] > 0
