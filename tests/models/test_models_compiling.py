@@ -2,8 +2,10 @@
 
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch._dynamo import config as dynamo
@@ -258,3 +260,56 @@ def test_fused_operations_round_as_separate_ones_do():
         differing[emulated] = float((found != eager).float().mean())
         torch.compiler.reset()
     assert differing[True] == 0 and differing[False] > 0.2
+
+
+class Row(nn.Module):
+    def forward(self, x):
+        return nn.functional.layer_norm(x, (x.shape[-1],))
+
+
+def features(size, *indices):
+    """What torch tells of a reduction that reads at these indices of row `x` and column `r`."""
+    x, r = sympy.symbols("x r")
+    reads = [
+        SimpleNamespace(index=eval(text, {"x": x, "r": r}), var_names=(x, r)) for text in indices
+    ]
+    node = SimpleNamespace(read_writes=SimpleNamespace(reads=[*reads, SimpleNamespace()]))
+    return SimpleNamespace(reduction_nodes=lambda: [node], reduction_numel=sympy.sympify(size))
+
+
+@pytest.mark.parametrize(
+    ("size", "indices", "held"),
+    [
+        (1536, ["1536*x + r"], True),
+        (1536, ["1536*x + r", "r", "x", "(x // 1024) * 13824 + r"], True),
+        (1536, ["1536*x + r", "x + 8 * r"], False),  # down a column
+        (1536, ["x"], False),
+        (8192, ["8192*x + r"], False),  # too wide
+        ("n", ["4*x + r"], False),  # a width that is not known
+    ],
+)
+def test_rows_of_an_activation_are_read_once(monkeypatch, size, indices, held):
+    from torch._inductor.choices import InductorChoices
+
+    monkeypatch.setattr(
+        InductorChoices, "should_use_persistent_reduction", staticmethod(lambda *_: False)
+    )
+    assert (
+        compiling._choices().should_use_persistent_reduction(features(size, *indices), False)
+        == held
+    )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_torch_takes_these_choices():
+    inductor, own = pytest.importorskip("torch._inductor.config"), [].append
+    with inductor.patch(inductor_choices_class=None):
+        block = Row()
+        found, _ = compiled([block], "inductor")
+        assert inductor.inductor_choices_class is compiling._choices
+        x = torch.randn(4, 1536)
+        assert torch.allclose(block(x), Row()(x), atol=1e-5)
+        assert found.eager == 0
+    with inductor.patch(inductor_choices_class=own):
+        compiled([Row()], "inductor")
+        assert inductor.inductor_choices_class == own  # a user's choices stay

@@ -7,7 +7,7 @@ from peft.tuners.lora import Linear
 from torch import nn
 
 from marble.jacobian import Jacobian
-from marble.jacobian.wide import wide_mm
+from marble.jacobian.wide import sample_gradients, weight_gradient
 from marble.models import load, lora, lora_layer
 from marble.models.lora_layer import Factor, LeanLinear, keep_low, make_lean
 
@@ -144,14 +144,93 @@ def test_on_a_gpu_the_gradient_s_sum_is_not_rounded_to_16_bits(monkeypatch, comp
 
 def test_factors_that_are_fp32_already_are_multiplied_as_they_are(monkeypatch):
     monkeypatch.setattr(lora_layer, "WIDE", ("cpu",))
-    monkeypatch.setattr(lora_layer, "wide_mm", None)
+    monkeypatch.setattr(lora_layer, "weight_gradient", None)
     x, delta = torch.randn(5, 4), torch.randn(5, 3)
     assert torch.equal(factor_gradient(x, delta, torch.float32, False), delta.t() @ x)
 
 
-def test_the_product_is_known_to_compilers():
-    a, b = torch.randn(6, 5).to(BF16), torch.randn(7, 5).to(BF16).t()
-    torch.library.opcheck(wide_mm, (a.t().contiguous().t(), b))
+def operands(strided):
+    """δ and x in 16 bits; strided: the first of more tokens, as in a joint attention."""
+    generator = torch.Generator().manual_seed(3)
+    made = [torch.randn(3, 7 + 4 * strided, n, generator=generator).to(BF16) for n in (5, 6)]
+    return [tensor[:, :7] for tensor in made]
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_weight_gradients_are_fp32_sums(strided):
+    delta, x = operands(strided)
+    exact = torch.einsum("bto,bti->boi", delta.double(), x.double())
+    for found, wanted in (
+        (sample_gradients(delta, x), exact),
+        (weight_gradient(delta, x), exact.sum(0)),
+        (weight_gradient(delta.flatten(0, 1), x.flatten(0, 1)), exact.sum(0)),
+    ):
+        assert found.dtype == torch.float32 and error(found, wanted) < 1e-6
+    for product in (sample_gradients, weight_gradient):
+        torch.library.opcheck(product, (delta, x))
+
+
+def three(factory=layer):
+    """q, k and v with low copies, and the model that keeps these up to date."""
+    layers = [factory(seed) for seed in range(3)]
+    make_lean(layers)
+    model = nn.ModuleList(layers)
+    keep_low(model, layers, BF16)
+    return layers
+
+
+@pytest.mark.parametrize("given", [BF16, torch.float32])
+def test_side_by_side_gives_what_each_layer_gives(given):
+    """The same outputs and factor gradients, bit for bit; x's gradient no further from fp64's."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 7, 64, generator=generator).to(given)
+    deltas = [torch.randn(4, 7, 64, generator=generator) for _ in range(3)]
+    found = []
+    for joined in (False, True):
+        layers, leaf = three(), x.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=BF16):
+            inner = 1 * leaf
+            if joined:
+                outputs = lora_layer.side_by_side(layers, inner)
+            else:
+                outputs = [one(inner) for one in layers]
+        total = sum((y.float() * delta).sum() for y, delta in zip(outputs, deltas))
+        total.backward()
+        factors = [p.grad for one in layers for p in one.parameters() if p.requires_grad]
+        assert len(factors) == 6 and all(f.dtype == torch.float32 for f in factors)
+        found.append(([y.detach() for y in outputs], factors, leaf.grad))
+    apart, together = found
+    for a, b in zip((*apart[0], *apart[1]), (*together[0], *together[1])):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    exact = [layer(seed).double() for seed in range(3)]
+    leaf = x.double().requires_grad_()
+    sum((one(leaf) * delta).sum() for one, delta in zip(exact, deltas)).backward()
+    assert error(together[2], leaf.grad) <= 1.05 * error(apart[2], leaf.grad)
+
+
+def test_side_by_side_takes_the_narrow_products_at_once(monkeypatch):
+    calls = []
+    inner = lora_layer.LowLinears.apply
+    monkeypatch.setattr(
+        lora_layer.LowLinears, "apply", lambda *args: calls.append(len(args)) or inner(*args)
+    )
+    x = torch.randn(2, 3, 64).to(BF16)
+    plain = three()
+    lora_layer.side_by_side(plain, x)
+    assert calls == [2 + 3]
+    hooked, recorded, off, other = three(), three(), three(), three()
+    hooked[1].lora_A["default"].register_forward_hook(lambda *_: None)  # as sliders do
+    off[2].enable_adapters(False)
+    make_lean([alone := layer(7)])  # without a low copy
+    other[0] = alone.to(BF16)
+    for layers in (hooked, off, other):
+        wanted = [one(x) for one in layers]
+        for a, b in zip(lora_layer.side_by_side(layers, x), wanted):
+            assert torch.equal(a, b)
+    jac = Jacobian(nn.ModuleList(recorded), 1)
+    with jac.recording():
+        lora_layer.side_by_side(recorded, x)
+    assert len(calls) == 1
 
 
 def test_low_copies_follow_every_change_of_the_weights():

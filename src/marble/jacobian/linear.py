@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marble.jacobian.wide import wide_bmm
+from marble.jacobian.wide import sample_gradients
 
 PROBE = "marble_probe"
 MAKE_PROBE = "marble_make_probe"
@@ -54,13 +54,12 @@ def _per_sample(delta: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     because samples of opposite advantage cancel afterwards.
     """
     batch = delta.shape[0]
-    left = delta.reshape(batch, -1, delta.shape[-1]).transpose(1, 2)
-    right = x.reshape(batch, -1, x.shape[-1])
+    left, right = delta.reshape(batch, -1, delta.shape[-1]), x.reshape(batch, -1, x.shape[-1])
     if left.dtype == dtype:
-        return torch.bmm(left, right)
+        return torch.bmm(left.mT, right)
     if dtype == torch.float32:
-        return wide_bmm(left, right)
-    return torch.bmm(left.to(dtype), right.to(dtype))
+        return sample_gradients(left, right)
+    return torch.bmm(left.mT.to(dtype), right.to(dtype))
 
 
 class Recorded:

@@ -11,7 +11,7 @@ peft's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from peft.tuners.lora import Linear, LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from marble.jacobian.wide import wide_mm
+from marble.jacobian.wide import weight_gradient
 
 WIDE = ("cuda",)
 """Kinds of device whose 16-bit products may have an fp32 result. A CPU would have to multiply in
@@ -73,17 +73,62 @@ class LowLinear(torch.autograd.Function):
         (delta,) = grads
         x, low = ctx.saved_tensors
         grad_x = delta.matmul(low).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
-        grad_weight = None
-        if ctx.needs_input_grad[1]:
-            left, right = delta.reshape(-1, delta.shape[-1]).t(), x.reshape(-1, x.shape[-1])
-            grad_weight = _product(left, right, ctx.weight_dtype)
+        grad_weight = _product(delta, x, ctx.weight_dtype) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None
 
 
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    if dtype == torch.float32 != left.dtype and left.device.type in WIDE:
-        return wide_mm(left, right)
-    return left.mm(right).to(dtype)
+class LowLinears(torch.autograd.Function):
+    """y = x·lowᵀ, where ``low`` is the rounded copies of several weights, one below the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: Tensor, *weights: Tensor) -> Tensor:
+        inner = x.to(low.dtype)
+        ctx.save_for_backward(inner, low)
+        ctx.x_dtype, ctx.weight_dtype = x.dtype, weights[0].dtype
+        ctx.sizes = [len(weight) for weight in weights]
+        return F.linear(inner, low)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (delta,) = grads
+        x, low = ctx.saved_tensors
+        grad_x = delta.matmul(low).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[2:]):
+            return grad_x, None, *(None for _ in ctx.sizes)
+        return grad_x, None, *_product(delta, x, ctx.weight_dtype).split(ctx.sizes)
+
+
+def _product(delta: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float32 != delta.dtype and delta.device.type in WIDE:
+        return weight_gradient(delta, x)
+    return delta.reshape(-1, delta.shape[-1]).t().mm(x.reshape(-1, x.shape[-1])).to(dtype)
+
+
+def side_by_side(layers: Sequence[Any], x: Tensor) -> list[Tensor]:
+    """What each of the layers gives for x. Their narrow products, which read all of x for a few
+    numbers per token, are one product where nothing looks at them one by one."""
+    if not all(_joins(layer) for layer in layers):
+        return [layer(x) for layer in layers]
+    names = [layer.active_adapters[0] for layer in layers]
+    downs = [layer.lora_A[name] for layer, name in zip(layers, names)]
+    low = torch.cat([down.low for down in downs])
+    narrow = LowLinears.apply(x, low, *(down.weight for down in downs))
+    found = []
+    for layer, name, part in zip(layers, names, narrow.split([len(d.low) for d in downs], dim=-1)):
+        y = layer.base_layer(x)
+        found.append((y + layer.lora_B[name](part * layer.scaling[name])).to(y.dtype))
+    return found
+
+
+def _joins(layer: nn.Module) -> bool:
+    """Whether the layer's narrow product may be taken with others: not while it is recorded
+    (`marble.jacobian`) or gated (`sliders`), both of which look at its own factor."""
+    if not isinstance(layer, LeanLinear) or layer.disable_adapters or layer.merged_adapters:
+        return False
+    if len(layer.active_adapters) != 1 or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    down = layer.lora_A[layer.active_adapters[0]]
+    return type(down) is Factor and down.low is not None and not down._forward_hooks
 
 
 def make_lean(layers: Iterable[LoraLayer]) -> None:

@@ -35,6 +35,12 @@ class SD3Adapter(PipelineAdapter):
             raise MarbleError(f"model.resolution={resolution}: this model takes at most {most}")
         return side, (config.in_channels, side // scale, side // scale)
 
+    def _suit_compiler(self) -> None:
+        from marble.models.joint_attention import use_joint_attention
+
+        super()._suit_compiler()
+        use_joint_attention(self.transformer)
+
     @classmethod
     def reader(cls, tokenizers: Mapping[str, Any], max_tokens: int, options: Section) -> Reader:
         """The encoders see the prompt side by side: one that reads it all is enough."""
