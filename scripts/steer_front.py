@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--distil", type=int, metavar="STEPS", help="train students of STEPS first")
     parser.add_argument("--docs", type=Path, help="write the result into this page's block")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     words = ["eval.prompts=64", f"eval.images_per_prompt={PICTURES}", *asked.overrides]
     out = asked.folder / "front"
     out.mkdir(exist_ok=True)
