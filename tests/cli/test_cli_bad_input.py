@@ -105,7 +105,7 @@ def test_recipe_mistakes(refuses, toy, override, said):
             ["merge", "studio-trained", "--weights", "1,2"],
             "1,2: give one weight per LoRA",
         ),
-        (["sample", "base", "x", "--prefer", "ocr=nan"], "--prefer ocr=nan: must be like ocr=2"),
+        (["sample", "base", "x", "--prefer", "ocr=nan"], "--prefer ocr=nan: must be like ocr=1.5"),
         (
             ["compare", "--paper", "no.json"],
             "(No such file or directory); give what `marble",

@@ -147,7 +147,7 @@ def test_merging_a_run_with_itself_changes_nothing(run, ours, tmp_path):
         (["sample", "base", "a cat", "--prefer", "red=2"], "the base has no sliders"),
         (["sample", "RUN", "a cat", "--prefer", "green=2"], "there is no slider 'green'"),
         (["sample", "RUN", "a cat", "--prefer", "red=9"], "trained from 0 to 2"),
-        (["sample", "RUN", "a cat", "--prefer", "red"], "must be like ocr=2"),
+        (["sample", "RUN", "a cat", "--prefer", "red"], "must be like ocr=1.5"),
         (["eval", "RUN", "--prefer", "green=2"], "there is no slider 'green'"),
         (["merge", "RUN", "RUN", "--prefer", "red=2"], "--prefer is for one steered run"),
         (["merge", "RUN", "--weights", "1,2"], "1,2: give one weight per LoRA"),

@@ -41,18 +41,16 @@ class Counts:
 def step(parts: Parts, counts: Counts, *, refresh: bool) -> dict[str, float]:
     """Milliseconds of a step by phase.
 
-    parts: `sampling` (one step of the sampling batch), `batch` (what that batch needs once: noise,
-    text), `decoding` (the sampling batch), `plain` (a micro-batch without KL), `kl` (with),
-    `recorded`, `solve` (what a refresh adds once), `update` (optimiser and averages), `merge` (once
-    per rollout).
+    parts: `sampling` (one step of the sampling batch), `decoding` (the sampling batch), `plain` (a
+    micro-batch without KL), `kl` (with), `recorded`, `solve` (what a refresh adds once), `update`
+    (optimiser and averages), `merge` (once per rollout).
     """
     batches = ceil(counts.pictures / counts.rollout_batch)
     recorded = counts.recorded_of() if refresh else 0
     free = counts.micro_batches - recorded
     with_kl = free / counts.kl_every if counts.kl_every else 0.0
     phases = {
-        "sampling": batches * (counts.sampling_steps * parts["sampling"] + parts.get("batch", 0.0))
-        + parts.get("merge", 0.0),
+        "sampling": batches * counts.sampling_steps * parts["sampling"] + parts.get("merge", 0.0),
         "decoding": batches * parts["decoding"],
         "training": with_kl * parts["kl"] + (free - with_kl) * parts["plain"],
     }

@@ -17,7 +17,7 @@ from marble.bench.errors import errors_from_fp32, gradient_errors
 from marble.bench.public import BATCH, public_adapter, switched_by_hand
 from marble.bench.random_model import copy_of, open_pipeline
 from marble.bench.report import Report
-from marble.bench.side import FEW, STEPS, Side, check_objective
+from marble.bench.side import Side, check_objective
 from marble.bench.summary import MANY, counts, summary
 from marble.bench.timing import (
     alternating,
@@ -164,12 +164,10 @@ class Bench:
         with ExitStack() as stack:
             for side in self.sides.values():
                 stack.enter_context(side.drawing())
-            for part in ("few steps", "sampling", "decoding"):
+            for part in ("sampling", "decoding"):
                 self._timed(part, {name: side.calls[part] for name, side in self.sides.items()})
-        for found in self.parts.values():  # of a step, and of what a batch needs once
-            few, more = found.pop("few steps"), found["sampling"]
-            found["sampling"] = max(0.0, more - few) / (STEPS - FEW)
-            found["batch"] = max(0.0, few - FEW * found["sampling"])
+        for found in self.parts.values():
+            found["sampling"] /= self.recipe.rollout.steps
         self.ours.merge()
         merged = milliseconds(self.ours.merge, self.device)
         self.parts["ours"]["merge"] = merged

@@ -25,10 +25,6 @@ PROMPTS = 4
 """Different prompts of the samples; each has as many pictures as there are, in turn."""
 
 
-FEW, STEPS = 2, 8
-"""Two numbers of sampling steps: their difference is the time of a step."""
-
-
 def check_objective(recipe: Recipe) -> None:
     """Raises for an objective whose training a benchmark cannot make up samples for."""
     name = recipe.objective.name
@@ -164,8 +160,7 @@ class Side:
     @property
     def calls(self) -> dict[str, Callable[[], None]]:
         return {
-            "few steps": partial(self.sample, FEW),
-            "sampling": partial(self.sample, STEPS),
+            "sampling": partial(self.sample, self.recipe.rollout.steps),
             "decoding": self.decode,
         }
 

@@ -34,7 +34,7 @@ def merge(
 
     Examples:
 
-    - `marble merge runs/steered --prefer ocr=2,aesthetic=0.5 --out legible`
+    - `marble merge runs/steered --prefer ocr=1.5,aesthetic=0.5 --out legible`
 
     - `marble merge runs/ocr runs/clip --weights 0.7,0.3 --out soup`
     """

@@ -38,7 +38,7 @@ RecipeWords = Annotated[
 
 
 def preference(text: str | None) -> dict[str, float] | None:
-    """`ocr=2,aesthetic=0.5` as a mapping."""
+    """`ocr=1.5,aesthetic=0.5` as a mapping."""
     if text is None:
         return None
     found: dict[str, float] = {}
@@ -50,7 +50,7 @@ def preference(text: str | None) -> dict[str, float] | None:
             weight = math.nan
         if not math.isfinite(weight):
             raise MarbleError(
-                f"--prefer {word}: must be like ocr=2,aesthetic=0.5: a slider and its weight"
+                f"--prefer {word}: must be like ocr=1.5,aesthetic=0.5: a slider and its weight"
             )
         found[name.strip()] = weight
     return found

@@ -60,7 +60,7 @@ def sample(
 
     - `marble sample runs/mine 'a photo of a red apple' -n 4 --scale 4`
 
-    - `marble sample runs/steered 'a red sign' --prefer ocr=2,aesthetic=0.5`
+    - `marble sample runs/steered 'a red sign' --prefer ocr=1.5,aesthetic=0.5`
     """
     from marble.sampling import draw_prompts
 
