@@ -98,8 +98,7 @@ class Model:
 
     @torch.no_grad()
     def draw(self, count: int) -> Tensor:
-        x, sigma, _, _, text = self.inputs[count]
-        return self.adapter.velocity(x, sigma, text)
+        return self.forward(count)
 
     def forward(self, count: int) -> Tensor:
         x, sigma, _, _, text = self.inputs[count]

@@ -61,12 +61,14 @@ def chosen(samples: list[dict[str, Any]], count: int) -> list[list[dict[str, Any
 
 def drawn(rows: dict[str, dict[int, Path]], sources: list[list[dict[str, Any]]]) -> Image.Image:
     """A row for each model, the sources side by side, prompts below."""
-    width = MARGIN + sum(len(entries) * (SIDE + GAP) + APART for entries in sources)
+    font = ImageFont.load_default(10)
+    margin = max(MARGIN, *(8 + round(font.getlength(label)) for label in rows))
+    width = margin + sum(len(entries) * (SIDE + GAP) + APART for entries in sources)
     sheet = Image.new("RGB", (width, len(rows) * (SIDE + GAP) + TEXT + GAP), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(10)
+    draw = ImageDraw.Draw(sheet)
     for row, label in enumerate(rows):
         draw.text((4, row * (SIDE + GAP) + SIDE // 2), label, fill="black", font=font)
-    left = MARGIN
+    left = margin
     for entries in sources:
         for entry in entries:
             for row, files in enumerate(rows.values()):

@@ -60,6 +60,7 @@ class Faults:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._seen: list[tuple[Tensor, Tensor]] = []
+        self._passed = 0
 
     def watch(self, passes: Sequence[Pass]) -> None:
         finite_B = torch.stack([p.cotangent.flatten(1).isfinite().all(1) for p in passes]).all(0)
@@ -69,9 +70,15 @@ class Faults:
 
     def clear(self) -> None:
         self._seen.clear()
+        self._passed = 0
 
     def check(self) -> None:
-        for micro_batch, (finite_B, finite_K) in enumerate(self._seen):
+        """Raises for what was watched since the last check, by one read of the device."""
+        if not self._seen:
+            return
+        flags = [flag for pair in self._seen for flag in pair]
+        parts = iter(torch.cat(flags).cpu().split([len(flag) for flag in flags]))
+        for micro_batch, (finite_B, finite_K) in enumerate(zip(parts, parts), self._passed):
             bad = (~finite_K).nonzero().flatten().tolist()
             if bad:
                 raise MarbleError(
@@ -86,6 +93,8 @@ class Faults:
                     "finite, and so is every reward's gradient; skip this step (jac.zero()) and "
                     "look at what the model gave for that sample."
                 )
+        self._passed += len(self._seen)
+        self._seen.clear()
 
 
 def _check_shapes(k: int, v: Tensor, terms: Sequence[Term], outside: Tensor | None) -> None:

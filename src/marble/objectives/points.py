@@ -54,4 +54,7 @@ def pair_noise(samples: Sequence[Sample], like: Tensor, seed: int, inner: int, j
         )
         generator.manual_seed(int(key[0] >> 1))
         parts.append(torch.randn(like.shape[1:], generator=generator))
-    return torch.stack(parts).to(like, non_blocking=True)
+    noise = torch.stack(parts)
+    if like.is_cuda:  # from other memory a copy of this size waits for all that was queued before
+        noise = noise.pin_memory()
+    return noise.to(like, non_blocking=True)

@@ -109,7 +109,8 @@ def _curve(run: RunRecord, judged: Sequence[str]) -> dict[int, tuple[float, floa
         if run.base is not None and evaluation.policy != "base":
             now, then, _ = score_tables(evaluation, run.base, list(judged))
             gains = relative_gains(now, then)
-            found[evaluation.step] = (float(np.nanmin(gains)), float(np.nanmean(gains)))
+            if not np.isnan(gains).all():  # else its scores are not there
+                found[evaluation.step] = (float(np.nanmin(gains)), float(np.nanmean(gains)))
     return dict(sorted(found.items()))
 
 
