@@ -33,3 +33,18 @@ def randomise():
             parameter.data.normal_(std=scale, generator=generator)
 
     return apply
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch, tmp_path):
+    """Nothing compiled before, nothing kept."""
+    import torch
+    from torch._dynamo import config as dynamo
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    counters.clear()
+    with dynamo.patch(recompile_limit=dynamo.recompile_limit):
+        yield
+    torch.compiler.reset()

@@ -1,11 +1,8 @@
 """Compiled blocks: the eager numbers, counted programs, and no silent way back to eager."""
 
 import os
-import shutil
-from types import SimpleNamespace
 
 import pytest
-import sympy
 import torch
 from torch import nn
 from torch._dynamo import config as dynamo
@@ -20,15 +17,7 @@ from marble.models.merge import merged
 from marble.models.pipeline import blocks
 from marble.models.sd3 import SD3
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch.compiler.reset()
-    counters.clear()
-    with dynamo.patch(recompile_limit=dynamo.recompile_limit):
-        yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Doubling(nn.Module):
@@ -225,91 +214,3 @@ def test_batch_sizes_and_makes_of_block(tmp_path, randomise, how):
     folder = SD3.tiny(tmp_path / "tiny", layers=3)
     more = {"gradient_checkpointing": True} if how == "checkpointed" else {}
     check_passes(folder, randomise, [4, 3, 5], 24, backend="aot_eager", dtype="bf16", **more)
-
-
-class Modulated(nn.Module):
-    """What blocks do around their products: six roundings to bf16."""
-
-    def forward(self, x, scale, shift, gate):
-        return x + gate * nn.functional.silu(x * (1 + scale) + shift)
-
-
-def rounded_gradient(block, inputs):
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    found = block(*leaves)
-    found.backward(torch.ones_like(found))
-    return torch.cat([found.detach().flatten(), *(leaf.grad.flatten() for leaf in leaves)])
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_fused_operations_round_as_separate_ones_do():
-    """Bit for bit, gradients too; with torch's own settings a third of the numbers differ."""
-    inductor = pytest.importorskip("torch._inductor.config")
-    generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(8, 96, generator=generator).bfloat16() for _ in range(4)]
-    eager = rounded_gradient(Modulated(), inputs)
-    differing = {}
-    for emulated in (True, False):
-        with inductor.patch(emulate_precision_casts=False):
-            block, said = Modulated(), []
-            compiled = Compiled([block], said.append)
-            if not emulated:
-                inductor.emulate_precision_casts = False
-            found = rounded_gradient(block, inputs)
-        assert compiled.eager == 0 and compiled.mode == "whole", said
-        differing[emulated] = float((found != eager).float().mean())
-        torch.compiler.reset()
-    assert differing[True] == 0 and differing[False] > 0.2
-
-
-class Row(nn.Module):
-    def forward(self, x):
-        return nn.functional.layer_norm(x, (x.shape[-1],))
-
-
-def features(size, *indices):
-    """What torch tells of a reduction that reads at these indices of row `x` and column `r`."""
-    x, r = sympy.symbols("x r")
-    reads = [
-        SimpleNamespace(index=eval(text, {"x": x, "r": r}), var_names=(x, r)) for text in indices
-    ]
-    node = SimpleNamespace(read_writes=SimpleNamespace(reads=[*reads, SimpleNamespace()]))
-    return SimpleNamespace(reduction_nodes=lambda: [node], reduction_numel=sympy.sympify(size))
-
-
-@pytest.mark.parametrize(
-    ("size", "indices", "held"),
-    [
-        (1536, ["1536*x + r"], True),
-        (1536, ["1536*x + r", "r", "x", "(x // 1024) * 13824 + r"], True),
-        (1536, ["1536*x + r", "x + 8 * r"], False),  # down a column
-        (1536, ["x"], False),
-        (8192, ["8192*x + r"], False),  # too wide
-        ("n", ["4*x + r"], False),  # a width that is not known
-    ],
-)
-def test_rows_of_an_activation_are_read_once(monkeypatch, size, indices, held):
-    from torch._inductor.choices import InductorChoices
-
-    monkeypatch.setattr(
-        InductorChoices, "should_use_persistent_reduction", staticmethod(lambda *_: False)
-    )
-    assert (
-        compiling._choices().should_use_persistent_reduction(features(size, *indices), False)
-        == held
-    )
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_torch_takes_these_choices():
-    inductor, own = pytest.importorskip("torch._inductor.config"), [].append
-    with inductor.patch(inductor_choices_class=None):
-        block = Row()
-        found, _ = compiled([block], "inductor")
-        assert inductor.inductor_choices_class is compiling._choices
-        x = torch.randn(4, 1536)
-        assert torch.allclose(block(x), Row()(x), atol=1e-5)
-        assert found.eager == 0
-    with inductor.patch(inductor_choices_class=own):
-        compiled([Row()], "inductor")
-        assert inductor.inductor_choices_class == own  # a user's choices stay

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from marble.models import inductor
 from marble.replay import SMALL
 
 LIMIT = 64
@@ -173,69 +174,9 @@ def _configure() -> None:
         functorch.force_non_lazy_backward_lowering = True
     # A recorded pass has two backward passes: the first must leave saved tensors as they are.
     functorch.donated_buffer = False
-    _round_as_eager()
-    _read_once()
+    inductor.configure()
     if os.environ.get(CACHE, _torch_s_choice()) == _torch_s_choice():
         os.environ[CACHE] = str(cache_folder())
-
-
-def _round_as_eager() -> None:
-    """Fused operations round to 16 bits where the same ones do when each is a kernel of its own.
-
-    With torch's own settings a third of the numbers after a fused chain differ. With this, and
-    v_old unmerged in training, the gradient of SD3.5 Medium differs by 0.29 % from that of
-    uncompiled blocks (0.87 % before), and two of these with other batch splits by 0.29 %.
-    """
-    from torch._inductor import config as inductor
-
-    inductor.emulate_precision_casts = True
-    if hasattr(inductor, "keep_addmm_fused_for_half_dtypes"):  # else a bias is rounded apart
-        inductor.keep_addmm_fused_for_half_dtypes = True
-
-
-WIDEST = 4096
-"""Numbers of a row that one group of threads holds at once."""
-
-
-def _read_once() -> None:
-    """Reductions of an activation's rows read them once.
-
-    Beyond 1024 numbers torch goes over a row in parts, and then over it again. SD3.5's rows of
-    1536 fit into registers: a norm then takes 80 µs of an H200 instead of 200.
-    """
-    from torch._inductor import config as inductor
-
-    if getattr(inductor, "inductor_choices_class", _choices) is None:  # torch 2.9 has no such place
-        inductor.inductor_choices_class = _choices
-
-
-def _choices() -> Any:
-    from torch._inductor.choices import InductorChoices
-
-    class Choices(InductorChoices):
-        @staticmethod
-        def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
-            if InductorChoices.should_use_persistent_reduction(features, cooperative_reduction):
-                return True
-            size = features.reduction_numel
-            return bool(size.is_number and size <= WIDEST and _along_rows(features))
-
-        def uuid(self) -> str:
-            """Part of the key of torch's caches."""
-            return f"marble-{WIDEST}"
-
-    return Choices()
-
-
-def _along_rows(features: Any) -> bool:
-    """Whether neighbouring threads read neighbouring numbers, or all of them the same one."""
-    reads = [read for node in features.reduction_nodes() for read in node.read_writes.reads]
-    steps = [
-        read.index.subs(read.var_names[-1], read.var_names[-1] + 1) - read.index
-        for read in reads
-        if getattr(read, "var_names", ())
-    ]
-    return 1 in steps and set(steps) <= {0, 1}
 
 
 def cache_folder() -> Path:
