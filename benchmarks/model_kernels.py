@@ -6,6 +6,9 @@
 
 attention: the model's attention by each of torch's kernels; the error is that of output and
     gradients, by fp32.
+products: those of a block, for a micro-batch's picture tokens: q, k and v one by one and at once,
+    their inputs' gradient likewise, the feed-forward layers, and GELU within the first one's
+    product.
 decode: fp16, by memory layout, as it is and compiled; the share of a picture's numbers that are
     within one level of fp32's.
 step: a micro-batch of 36 with compiled blocks, in its three passes (v_old's, v_θ's, backward),
@@ -33,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from marble.models import lora
 from marble.models.compiling import Compiled
@@ -43,7 +46,7 @@ from measure import device_times, timed
 from model_speed_decoding import scaled_vae
 from model_speed_setup import DRAWN, Bench, Model
 
-PARTS = ("attention", "decode", "step")
+PARTS = ("attention", "products", "decode", "step")
 KERNELS = {
     "as torch chooses": None,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -80,7 +83,7 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
         parser.error(f"--only: there is no part {', '.join(unknown)}; choose of {', '.join(PARTS)}")
     bench = Bench(args)
     model = Model(bench)
-    for name, part in (("attention", attention), ("decode", decode), ("step", step)):
+    for name, part in zip(PARTS, (attention, products, decode, step)):
         if name in wanted:
             part(bench, model)
     return bench.result
@@ -92,8 +95,7 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
 def attention(bench: Bench, model: Model) -> None:
     config = model.adapter.transformer.config
     heads, dim = config.num_attention_heads, config.attention_head_dim
-    _, height, width = model.adapter.latent_shape
-    picture = height * width // config.patch_size**2
+    picture = picture_tokens(model)
     count, text = (2, 5) if bench.args.tiny else (DRAWN, TEXT)
     for tokens in (picture + text, picture):
         shape = (count, heads, tokens, dim)
@@ -136,6 +138,58 @@ def attended(qkv: list[Tensor], grad: Tensor, kernel: SDPBackend | None) -> list
 
 def chosen(kernel: SDPBackend | None) -> AbstractContextManager[Any]:
     return nullcontext() if kernel is None else sdpa_kernel(kernel)
+
+
+def picture_tokens(model: Model) -> int:
+    _, height, width = model.adapter.latent_shape
+    return height * width // model.adapter.transformer.config.patch_size**2
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def products(bench: Bench, model: Model) -> None:
+    config = model.adapter.transformer.config
+    width = config.num_attention_heads * config.attention_head_dim
+    tokens = model.sizes[1] * picture_tokens(model)
+    generator = torch.Generator().manual_seed(5)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(bench.device, torch.bfloat16)
+
+    x, wide, joined = random(tokens, width), random(tokens, 4 * width), random(tokens, 3 * width)
+    parts = [part.contiguous() for part in joined.chunk(3, dim=1)]
+    qkv, bias = random(3 * width, width), random(4 * width)
+    each = qkv.chunk(3)
+    first, second = random(4 * width, width), random(width, 4 * width)
+    calls: dict[str, tuple[int, Callable[[], Any]]] = {
+        "q, k, v one by one": (3, lambda: [linear(x, w, bias[:width]) for w in each]),
+        "q, k, v at once": (3, lambda: linear(x, qkv, bias[: 3 * width])),
+        "their input's gradient, one by one": (
+            3,
+            lambda: sum((part @ w).float() for part, w in zip(parts, each)),
+        ),
+        "their input's gradient, at once": (3, lambda: joined @ qkv),
+        "feed-forward, first": (4, lambda: linear(x, first, bias)),
+        "feed-forward, first, then GELU": (
+            4,
+            lambda: gelu(linear(x, first, bias), approximate="tanh"),
+        ),
+        "feed-forward, first, GELU within": (
+            4,
+            lambda: torch._addmm_activation(bias, x, first.t(), use_gelu=True),
+        ),
+        "feed-forward, second": (4, lambda: linear(wide, second, bias[:width])),
+    }
+    for name, (squares, call) in calls.items():
+        flop = 2 * tokens * squares * width**2
+        bench.take(f"products, {name}", partial(one_product, bench, flop, call))
+
+
+def one_product(bench: Bench, flop: int, call: Callable[[], Any]) -> dict[str, float]:
+    ms = bench.ms(call)
+    return {"ms": ms, "tflops": flop / ms / 1e9}
 
 
 # -- decoding --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def script(monkeypatch):
     return model_kernels
 
 
-def test_attention_decoding_and_a_step(script, tmp_path):
+def test_every_part(script, tmp_path):
     out = tmp_path / "kernels.json"
     result = script.main(["--tiny", "--device", "cpu", "--out", str(out)])
     assert result == json.loads(out.read_text())
@@ -24,6 +24,8 @@ def test_attention_decoding_and_a_step(script, tmp_path):
     assert len(errors) == 2  # with the prompt's tokens, and without
     assert all(0 < error < 0.02 for error in errors.values())  # bf16, by fp32
     assert "failed" in next(v for k, v in result.items() if k.endswith("cudnn"))  # a CPU has none
+    products = {k: v for k, v in result.items() if k.startswith("products")}
+    assert len(products) == 8 and all(v["tflops"] > 0 for v in products.values())
     assert result["decode, fp16, channels_last, as it is"]["within_one_level"] > 0.99
     for part in ("v_old", "v_θ", "backward", "forward pass of a rollout"):
         found = result[part]
