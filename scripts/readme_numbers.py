@@ -153,7 +153,7 @@ def walked(results: Path = RESULTS) -> str:
         f"machine meanwhile."
     )
     if result["steps"]:
-        about += f" Trainings had {result['steps']} steps, not the 55 of the recipe."
+        about += f" Trainings had {result['steps']} steps, fewer than the recipe's."
     return "\n".join([*lines, "", about.replace("%", " %")])
 
 
