@@ -115,7 +115,12 @@ def trained_table(results: Path = RESULTS) -> str:
         label, base = NOTES.get(name, f"`{name}`"), result["base"][name]["mean"]
         interval = f"{signed(gain['lo'])} … {signed(gain['hi'])}"
         lines.append(f"| {label} | {base:.3f} | {signed(gain['mean'])} | {interval} |")
-    return "\n".join(lines)
+    worst = result["worst_gain"]
+    told = (
+        f"Seed {result['seed']}, {result['steps']} steps of 96 pictures. `{worst['reward']}` gained "
+        f"least: {worst['sigma']:.2f} σ [{worst['lo']:.2f}, {worst['hi']:.2f}]."
+    )
+    return "\n".join([*lines, "", told])
 
 
 def diagnosed(results: Path = RESULTS) -> str:

@@ -29,6 +29,7 @@ def main() -> None:
         "packages": environment["packages"],
         "base": {e.step: e.record["rewards"] | e.record["heldout"] for e in run.evals}[0],
         "gains": row["gains"],
+        "worst_gain": row["worst_gain"],
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(args.out)
