@@ -117,8 +117,8 @@ def trained_table(results: Path = RESULTS) -> str:
         lines.append(f"| {label} | {base:.3f} | {signed(gain['mean'])} | {interval} |")
     worst = result["worst_gain"]
     told = (
-        f"Seed {result['seed']}, {result['steps']} steps of 96 pictures. `{worst['reward']}` gained "
-        f"least: {worst['sigma']:.2f} σ [{worst['lo']:.2f}, {worst['hi']:.2f}]."
+        f"Seed {result['seed']}, {result['steps']} steps of 96 pictures. `{worst['reward']}` "
+        f"gained least: {worst['sigma']:.2f} σ [{worst['lo']:.2f}, {worst['hi']:.2f}]."
     )
     return "\n".join([*lines, "", told])
 

@@ -10,7 +10,7 @@ pictures together as one steered run: 5 × 24 + 40 = 160 steps.
 Every policy draws the same held-out prompts with the same seeds. Gains are in standard deviations
 of the base's scores. Writes front.json and front.md into the study's folder after every policy that
 is done. A second call goes on where the first one ended: students resume, and settings that were
-measured (front/*) are not repeated.
+measured (front/*) are not repeated. --with FRONT.JSON adds the seeds that another machine measured.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import re
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import combinations
@@ -189,7 +190,7 @@ def gains_of(point: dict[str, Any], base: dict[str, Any], names: list[str]) -> n
     return relative_gains(now, then)
 
 
-def summary(folder: Path) -> dict[str, Any]:
+def summary(folder: Path, others: Sequence[Path] = ()) -> dict[str, Any]:
     """The numbers of the table, per seed and over seeds."""
     records = {p.stem: json.loads(p.read_text()) for p in sorted((folder / "front").glob("*.json"))}
     base = records.pop("base")["points"][0]
@@ -208,7 +209,15 @@ def summary(folder: Path) -> dict[str, Any]:
             points = [r["points"][0] | {"label": r["cell"]} for r in towards]
             joined = {"points": points, "range": None}
             rows.append(_front("retrained", seed, joined, base, names, heldout))
-    return {"rewards": names, "heldout": heldout, "seeds": seeds, "fronts": rows}
+    found = {"rewards": names, "heldout": heldout, "pictures": len(base["scores"][names[0]])}
+    for path in others:
+        there = json.loads(path.read_text())
+        if {key: there[key] for key in found} != found:
+            raise SystemExit(f"{path}: other rewards, or other held-out pictures")
+        new = sorted(set(there["seeds"]) - set(seeds))
+        seeds += new
+        rows += [row for row in there["fronts"] if row["seed"] in new]
+    return {**found, "seeds": sorted(seeds), "fronts": rows}
 
 
 def _front(
@@ -314,6 +323,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device")
     parser.add_argument("--distil", type=int, metavar="STEPS", help="train students of STEPS first")
+    parser.add_argument(
+        "--with",
+        type=Path,
+        dest="others",
+        action="append",
+        default=[],
+        metavar="FRONT.JSON",
+        help="seeds measured elsewhere; may be repeated",
+    )
     parser.add_argument("--docs", type=Path, help="write the result into this page's block")
     asked = parser.parse_intermixed_args()
     words = ["eval.prompts=64", f"eval.images_per_prompt={PICTURES}", *asked.overrides]
@@ -332,8 +350,8 @@ def main() -> None:
                 wrong.append(f"{jobs[job].name}: {error!r}")
                 continue
             print(f"done {jobs[job].name}", flush=True)
-            tell(asked.folder)
-    found = tell(asked.folder)
+            tell(asked.folder, asked.others)
+    found = tell(asked.folder, asked.others)
     if asked.docs is not None and found is not None:
         page = asked.docs.read_text()
         asked.docs.write_text(BLOCK.sub(lambda m: f"{m[1]}{markdown(found)}{m[2]}", page, count=1))
@@ -342,12 +360,12 @@ def main() -> None:
         raise SystemExit("not done:\n" + "\n".join(wrong))
 
 
-def tell(folder: Path) -> dict[str, Any] | None:
+def tell(folder: Path, others: Sequence[Path] = ()) -> dict[str, Any] | None:
     """front.json and front.md of what is done so far; None until base and a front are."""
     done = {path.stem for path in (folder / "front").glob("*.json")}
     if "base" not in done or len(done) < 2:
         return None
-    found = summary(folder)
+    found = summary(folder, others)
     _write(folder / "front.json", found)
     (folder / "front.md").write_text(markdown(found))
     return found

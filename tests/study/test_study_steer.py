@@ -67,6 +67,18 @@ def test_a_front_from_runs_in_the_toy_world(tmp_path, monkeypatch, capsys):
     steer_front.main()
     again = json.loads(steered.read_text())["points"]
     assert again == record["points"] and base.stat().st_mtime_ns == before
+    # Another machine's seed is added; a seed that is here too is not; other pictures are refused.
+    front, there = tmp_path / "front.json", tmp_path / "there.json"
+    for row in found["fronts"]:
+        row["seed"] = 7
+    there.write_text(json.dumps({**found, "seeds": [7]}))
+    monkeypatch.setattr(sys, "argv", [*words, "--with", str(there), "--with", str(there)])
+    steer_front.main()
+    joined = json.loads(front.read_text())
+    assert joined["seeds"] == [0, 7] and len(joined["fronts"]) == 10
+    there.write_text(json.dumps({**found, "seeds": [7], "pictures": 3}))
+    with pytest.raises(SystemExit, match="other held-out pictures"):
+        steer_front.main()
     monkeypatch.setattr(sys, "argv", [*words[:-1], "8"])
     with pytest.raises(SystemExit, match="5 specialists cannot share the other 4 of 12"):
         steer_front.main()
