@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from marble.bench import compose, loop
+from marble.bench import errors as bench_errors
 from marble.bench.compose import Counts
 from marble.bench.errors import gradient_errors
 from marble.bench.loop import bench_loop
@@ -52,6 +53,22 @@ def test_gradients_of_both_loops_agree(measured):
         assert errors[name] < 1e-4, name
     for name in ("slow", "fast", "fast, recorded"):
         assert errors[f"{name}, from fp32"] < 1e-4, name
+
+
+def test_splits_that_do_not_fit_are_left_out(toy, monkeypatch):
+    bench = loop.Bench(
+        toy.recipe("train.batch_size=20"), torch.device("cpu"), 1, Report(None, print)
+    )
+    slow = bench_errors._slow
+
+    def limited(side, count, split, scale=1.0):
+        if split > 18:
+            raise torch.OutOfMemoryError
+        return slow(side, count, split, scale)
+
+    monkeypatch.setattr(bench_errors, "_slow", limited)
+    found = gradient_errors(bench.public, bench.ours)
+    assert found["split"] == 9 and set(found["errors of other splits"]) == {"1", "3", "6", "18"}
 
 
 def test_in_bf16_our_gradient_is_no_farther_than_another_split(toy):
