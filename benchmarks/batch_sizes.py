@@ -33,8 +33,6 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from marble.models import lora
-from marble.models.compiling import Compiled
-from marble.models.pipeline import blocks
 from model_kernels import TEXT, attended, picture_tokens
 from model_speed_setup import Bench, Model
 
@@ -62,8 +60,7 @@ def main(words: list[str] | None = None) -> dict[str, Any]:
     sizes = args.sizes or ((2, 3) if args.tiny else SIZES)
     bench.take("products", partial(products, bench, model, sizes))
     bench.take("attention", partial(attention, bench, model, sizes))
-    backend = "eager" if args.tiny else "inductor"
-    Compiled(blocks(model.adapter.transformer), print, backend=backend)
+    model.adapter.compile_blocks("eager" if args.tiny else "inductor")
     for size in args.whole or ((2, 3) if args.tiny else WHOLE):
         bench.take(f"whole, {size}", partial(whole, bench, model, size))
     return bench.result

@@ -39,9 +39,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from marble.models import lora
-from marble.models.compiling import Compiled
 from marble.models.decoding import halved, levels
-from marble.models.pipeline import blocks
 from measure import device_times, timed
 from model_speed_decoding import scaled_vae
 from model_speed_setup import DRAWN, Bench, Model
@@ -239,7 +237,8 @@ def vae_in_nines(vae: Any, latents: Tensor) -> None:
 def step(bench: Bench, model: Model) -> None:
     said: list[str] = []
     bench.result["said"] = said
-    Compiled(blocks(model.adapter.transformer), said.append, backend=bench.args.backend)
+    model.adapter.say = said.append
+    model.adapter.compile_blocks(bench.args.backend)
     count = model.sizes[1]
 
     held: list[Tensor] = []

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from marble.models import lora
 from marble.models.compiling import Compiled
-from marble.models.pipeline import blocks
 from model_speed_decoding import vae
 from model_speed_setup import Bench, Model
 from model_speed_studio import studio
@@ -120,7 +119,8 @@ def relative(a: Tensor, b: Tensor) -> float:
 def compile_model(bench: Bench, model: Model) -> Compiled:
     said: list[str] = []
     bench.result["said"] = said
-    return Compiled(blocks(model.adapter.transformer), said.append, backend=bench.args.backend)
+    model.adapter.say = said.append
+    return model.adapter.compile_blocks(bench.args.backend)
 
 
 def compiled_part(

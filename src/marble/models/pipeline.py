@@ -100,10 +100,7 @@ class PipelineAdapter(Adapter):
             self.transformer.enable_gradient_checkpointing()
         weights = sum(p.numel() for p in self.transformer.parameters())
         if compiling.wanted(compile, self.device, weights, lambda line: self.say(line)):
-            self._suit_compiler()
-            self.compiled = compiling.Compiled(
-                blocks(self.transformer), lambda line: self.say(line)
-            )
+            self.compile_blocks()
 
     def _place(self, offload_encoders: bool, denoiser_on_cpu: bool) -> None:
         """Every part frozen, in evaluation mode and where it belongs."""
@@ -153,6 +150,13 @@ class PipelineAdapter(Adapter):
     @property
     def latent_shape(self) -> tuple[int, ...]:
         return self._latent_shape
+
+    def compile_blocks(self, backend: str = "inductor") -> compiling.Compiled:
+        self._suit_compiler()
+        self.compiled = compiling.Compiled(
+            blocks(self.transformer), lambda line: self.say(line), backend=backend
+        )
+        return self.compiled
 
     def _suit_compiler(self) -> None:
         """Gives the denoiser's parts the forms that compile to fewer and faster kernels; a family
