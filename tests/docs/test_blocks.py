@@ -15,8 +15,10 @@ import typer
 from _blocks import LANGUAGES, PAGES, ROOT, blocks, commands, inline, write_files
 
 from marble.cli import app
+from marble.cli.common import find_policy
 from marble.cli.options import one_recipe
 from marble.recipe import Recipe, load_recipe
+from marble.studio import TRAINED
 from marble.study import load_study
 
 WITH_WEIGHTS = ("docs/sd35.md", "docs/steer.md")
@@ -71,6 +73,8 @@ def parse(words):
     elif params.get("words") and name in ("train", "doctor", "recipes"):
         recipe, overrides = one_recipe(params["words"])
         load_recipe(recipe or "studio", overrides)
+    if name in ("sample", "eval") and params["target"] in ("base", TRAINED):
+        find_policy(params["target"], params["recipe"], params.get("overrides") or [])
     if name == "study":
         for path in params["paths"]:
             load_study(ROOT / path)
@@ -132,7 +136,12 @@ def test_a_wrong_command_is_noticed(tmp_path):
     assert commands(
         "for m in a b; do\n  marble train x.m=$m \\\n    --out r # no\ndone", tmp_path
     ) == [["marble", "train", f"x.m={m}", "--out", "r"] for m in "ab"]
-    for body in ("mabrle train", "marble train --stepps 3", "marble train optim.lrr=1"):
-        with pytest.raises(BaseException, match=r"not found|stepps|lrr"):
+    for body in (
+        "mabrle train",
+        "marble train --stepps 3",
+        "marble train optim.lrr=1",
+        "marble eval studio-trained --recipe studio",
+    ):
+        with pytest.raises(BaseException, match=r"not found|stepps|lrr|--recipe"):
             for words in commands(body, tmp_path):
                 check(words)
