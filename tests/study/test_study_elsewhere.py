@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from _study_runs import BASE, make_run, moved
@@ -95,6 +96,26 @@ def test_settings_added_since_do_not_matter(tmp_path, study):
     data["runs"]["w-seed0"] = data["runs"]["x-seed0"]  # a cell that was removed
     kept.write_text(json.dumps(data))
     assert list(load([study], [kept])["mine"]) == study.cells
+
+
+def test_what_every_run_sets_itself_may_change_in_the_recipe(tmp_path, study):
+    """Of one run that leaves it to the recipe, it may not."""
+    kept = store(study, finished_runs(study, tmp_path), tmp_path / "runs.json")
+    change(kept, **{"recipe__train.seed": 77})
+    assert list(load([study], [kept])["mine"]) == study.cells
+    cell = replace(study.cells[0], overrides=("optim.lr=1e-4",))
+    change(kept, **{"runs__x-seed0__overrides": ["optim.lr=1e-4"]})
+    with pytest.raises(MarbleError, match="its runs had train.seed=77"):
+        load([replace(study, cells=[cell, *study.cells[1:]])], [kept])
+
+
+RESULTS = Path(__file__).parents[2] / "studies/results"
+
+
+@pytest.mark.parametrize("kept", sorted(RESULTS.glob("*.runs.json")), ids=lambda path: path.name)
+def test_stored_runs_are_those_of_their_study(kept):
+    study = load_study(RESULTS.parent / kept.name.replace(".runs.json", ".yaml"))
+    assert load([study], [kept])[study.name]
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", '{"study": "mine"}'])

@@ -60,7 +60,7 @@ def load(studies: Iterable[Study], paths: Iterable[Path]) -> dict[str, dict[Cell
         study = known.get(data["study"])
         if study is None:
             raise MarbleError(f"{path}: has runs of {data['study']}, not of {', '.join(known)}")
-        _same(study, data, path)
+        changed = _changed(study, data, path)
         cells = {cell.folder: cell for cell in study.cells}
         for folder, run in data["runs"].items():
             cell = cells.get(folder)
@@ -72,6 +72,7 @@ def load(studies: Iterable[Study], paths: Iterable[Path]) -> dict[str, dict[Cell
                     f"{path}: {folder} was run with other settings than {study.name} now has for "
                     "it; take it out of the file, or leave the file out"
                 )
+            _refuse_other_recipe(changed, overrides, path)
             found[study.name][cell] = measured
     return found
 
@@ -98,16 +99,29 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _same(study: Study, data: Mapping[str, Any], path: Path) -> None:
+def _changed(study: Study, data: Mapping[str, Any], path: Path) -> dict[str, tuple[Any, Any]]:
+    """Setting → what the study's recipe said of it then, and says now, where that differs."""
     if data["judge"] != list(study.judge):
         raise MarbleError(f"{path}: its runs were judged by other rewards than {study.name} has")
     now = _recipe(study)
-    for key, value in data["recipe"].items():
-        # A setting that was added since has its default, which changes nothing.
-        if key in now and now[key] != value:
+    # A setting that was added since has its default, which changes nothing.
+    return {
+        key: (then, now[key])
+        for key, then in data["recipe"].items()
+        if key in now and now[key] != then
+    }
+
+
+def _refuse_other_recipe(
+    changed: Mapping[str, tuple[Any, Any]], overrides: Iterable[str], path: Path
+) -> None:
+    """What a run sets itself, the recipe does not decide."""
+    own = [word.partition("=")[0] for word in overrides]
+    for key, (then, now) in changed.items():
+        if not any(key == name or key.startswith(f"{name}.") for name in own):
             raise MarbleError(
-                f"{path}: its runs had {key}={value}, the recipe {study.recipe} has {now[key]} "
-                "now; leave the file out"
+                f"{path}: its runs had {key}={then}, the study's recipe has {now} now; leave the "
+                "file out"
             )
 
 
