@@ -18,7 +18,7 @@ def script(monkeypatch):
 
 def test_every_part(script, tmp_path):
     out = tmp_path / "kernels.json"
-    result = script.main(["--tiny", "--device", "cpu", "--out", str(out)])
+    result = script.main(["--tiny", "--device", "cpu", "--seconds", "3600", "--out", str(out)])
     assert result == json.loads(out.read_text())
     errors = {k: v["error"] for k, v in result.items() if k.endswith("as torch chooses")}
     assert len(errors) == 2  # with the prompt's tokens, and without

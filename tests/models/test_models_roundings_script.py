@@ -18,7 +18,7 @@ def script(monkeypatch):
 
 def test_every_change(script, tmp_path):
     out = tmp_path / "roundings.json"
-    result = script.main(["--tiny", "--device", "cpu", "--out", str(out)])
+    result = script.main(["--tiny", "--device", "cpu", "--seconds", "3600", "--out", str(out)])
     assert result == json.loads(out.read_text()) and "tracebacks" not in result
     slow = result["slow"]
     assert slow == {"equal": 1.0, "velocity": 0.0, "gradient": 0.0}

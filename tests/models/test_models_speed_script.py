@@ -22,7 +22,9 @@ def test_eager_and_decoding(script, tmp_path, monkeypatch):
 
     monkeypatch.setattr(script.Model, "refresh", broken)
     out = tmp_path / "speed.json"
-    result = script.main(["--tiny", "--device", "cpu", "--only", "eager,vae", "--out", str(out)])
+    result = script.main(
+        ["--tiny", "--device", "cpu", "--only", "eager,vae", "--seconds", "3600", "--out", str(out)]
+    )
     assert result == json.loads(out.read_text())
     assert result["refresh, eager, lean"] == {"failed": "RuntimeError: no refresh here"}
     assert all(result[f"draw 2, eager, {how}"] > 0 for how in ("peft", "lean", "merged"))
@@ -41,7 +43,7 @@ def test_what_there_is_no_time_for_is_said(script, tmp_path):
 @pytest.mark.slow
 def test_compiled_passes(script, tmp_path):
     out = tmp_path / "speed.json"
-    words = ["--tiny", "--device", "cpu", "--seconds", "600", "--out", str(out)]
+    words = ["--tiny", "--device", "cpu", "--seconds", "3600", "--out", str(out)]
     result = script.main([*words, "--only", "sampling,training,refresh"])
     assert result["train, compiled"]["compile/breaks"] == 0
     assert result["refresh, compiled"]["compile/eager"] == 0
