@@ -22,9 +22,8 @@ def test_eager_and_decoding(script, tmp_path, monkeypatch):
 
     monkeypatch.setattr(script.Model, "refresh", broken)
     out = tmp_path / "speed.json"
-    result = script.main(
-        ["--tiny", "--device", "cpu", "--only", "eager,vae", "--seconds", "3600", "--out", str(out)]
-    )
+    words = "--tiny --device cpu --only eager,vae --seconds 3600".split()
+    result = script.main([*words, "--out", str(out)])
     assert result == json.loads(out.read_text())
     assert result["refresh, eager, lean"] == {"failed": "RuntimeError: no refresh here"}
     assert all(result[f"draw 2, eager, {how}"] > 0 for how in ("peft", "lean", "merged"))
