@@ -18,7 +18,7 @@ def script(monkeypatch):
 
 def test_every_part(script, tmp_path):
     out = tmp_path / "sizes.json"
-    words = "--tiny --device cpu --seconds 3600 --sizes 1,4 --whole 5".split()
+    words = ["--tiny", "--device", "cpu", "--seconds", "3600", "--sizes", "1,4", "--whole", "5"]
     words += ["--out", str(out)]
     result = script.main(words)
     assert result == json.loads(out.read_text())

@@ -22,7 +22,7 @@ def test_eager_and_decoding(script, tmp_path, monkeypatch):
 
     monkeypatch.setattr(script.Model, "refresh", broken)
     out = tmp_path / "speed.json"
-    words = "--tiny --device cpu --only eager,vae --seconds 3600".split()
+    words = ["--tiny", "--device", "cpu", "--only", "eager,vae", "--seconds", "3600"]
     result = script.main([*words, "--out", str(out)])
     assert result == json.loads(out.read_text())
     assert result["refresh, eager, lean"] == {"failed": "RuntimeError: no refresh here"}

@@ -105,7 +105,7 @@ def test_what_every_run_sets_itself_may_change_in_the_recipe(tmp_path, study):
     assert list(load([study], [kept])["mine"]) == study.cells
     cell = replace(study.cells[0], overrides=("optim.lr=1e-4",))
     change(kept, **{"runs__x-seed0__overrides": ["optim.lr=1e-4"]})
-    with pytest.raises(MarbleError, match="its runs had train.seed=77"):
+    with pytest.raises(MarbleError, match=r"its runs had train\.seed=77"):
         load([replace(study, cells=[cell, *study.cells[1:]])], [kept])
 
 
