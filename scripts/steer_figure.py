@@ -1,6 +1,6 @@
 """A steered training's front beside its rivals', and what each slider does to its own reward.
 
-python scripts/steer_figure.py studies/results/steer.json --out docs/img/steer-front.png
+python scripts/steer_figure.py studies/results/steer-toy.json --out docs/img/steer-front.png
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ def widest(rows: list[dict[str, Any]]) -> str:
 
 
 def _line(rows: list[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Settings of a slider, its own reward's gain there: mean over seeds."""
-    own = [row["sliders"][name] for row in rows]
-    return np.array(own[0]["at"]), np.mean([one["gain"] for one in own], axis=0)
+    """Settings of a slider, its own reward's gain there beyond that at 1: mean over seeds."""
+    k = list(rows[0]["sliders"]).index(name)
+    at = rows[0]["sliders"][name]["at"]
+    own = np.mean([row["sliders"][name]["gain"] for row in rows], axis=0)
+    default = np.mean([row["points"]["default"][k] for row in rows])
+    gains = {**dict(zip(at, own)), 1.0: default}
+    x = np.array(sorted(gains))
+    return x, np.array([gains[value] for value in x]) - default
 
 
 def draw(found: dict[str, Any]) -> plt.Figure:
@@ -66,7 +71,7 @@ def draw(found: dict[str, Any]) -> plt.Figure:
         at, gain = _line(by["steer"], name)
         lines.plot(
             at,
-            gain - gain[np.abs(at - 1).argmin()],
+            gain,
             marker=MARKS[place % len(MARKS)],
             color=COLOURS[place % len(COLOURS)],
             markersize=5,

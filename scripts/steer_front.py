@@ -266,7 +266,8 @@ def _front(
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(found: dict[str, Any], *, whole: bool = True) -> str:
+    """Fronts, then what each slider does; `whole`: and all scores of every setting."""
     cells = list(dict.fromkeys(row["cell"] for row in found["fronts"]))
     by = {c: [r for r in found["fronts"] if r["cell"] == c] for c in cells}
 
@@ -302,6 +303,8 @@ def markdown(found: dict[str, Any]) -> str:
             gains = np.mean([one["gain"] for one in own], axis=0)
             rho = ", ".join(f"{one['rho']:.2f}" for one in own)
             lines.append(f"| {name} | " + " | ".join(f"{g:+.2f}" for g in gains) + f" | {rho} |")
+    if not whole:
+        return "\n".join(lines) + "\n"
     columns = [*found["rewards"], *found["heldout"], "diversity"]
     lines += ["", "| front, setting | " + " | ".join(columns) + " |"]
     lines += ["|---|" + "---|" * len(columns)]
@@ -353,8 +356,8 @@ def main() -> None:
             tell(asked.folder, asked.others)
     found = tell(asked.folder, asked.others)
     if asked.docs is not None and found is not None:
-        page = asked.docs.read_text()
-        asked.docs.write_text(BLOCK.sub(lambda m: f"{m[1]}{markdown(found)}{m[2]}", page, count=1))
+        page, block = asked.docs.read_text(), markdown(found, whole=False)
+        asked.docs.write_text(BLOCK.sub(lambda m: f"{m[1]}{block}{m[2]}", page, count=1))
     print(markdown(found) if found else "nothing to compare yet")
     if wrong:
         raise SystemExit("not done:\n" + "\n".join(wrong))
