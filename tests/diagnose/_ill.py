@@ -115,6 +115,14 @@ def cases(folder: Path) -> dict[str, Ill]:
             "opposed by other rewards",
             "contrary",
         ),
+        "opposed, method marble": Ill(
+            (
+                plain,
+                _add("contrary", f"{synthetic}:Altered", f", {opposite}"),
+                "balance.method=marble",
+            ),
+            "rewards that cancel out",
+        ),
         "gamed": Ill(
             ("balance.method=single", "balance.reward=vivid", "optim.lr=4e-3", TAME),
             "held-out judges fall",

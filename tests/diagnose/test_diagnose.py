@@ -156,6 +156,47 @@ def test_the_remedy_is_one_the_method_has(healthy, tmp_path, method, change):
     assert change in [finding.change for finding in diagnose(run).findings]
 
 
+CANCELLING = {
+    "cos/similarity|preference": -0.97,
+    "alpha/similarity": 0.5,
+    "alpha/preference": 0.5,
+    "reward/preference/mean": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        ("marble", ["rewards that cancel out"]),
+        ("cagrad", ["rewards that cancel out"]),
+        ("uniform", ["opposed by other rewards"] * 2),  # it takes weight from nobody
+    ],
+)
+def test_two_rewards_that_cancel_out_are_one_finding(healthy, tmp_path, method, named):
+    run = changed(healthy, tmp_path / "run", lambda i, row: flat(row) | CANCELLING)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["balance"]["method"] = method
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    found = diagnose(run)
+    assert found.flat == ["similarity", "preference"]
+    assert [finding.ailment for finding in found.findings] == named
+    if method != "uniform":
+        assert found.findings[0].said == (
+            "similarity and preference oppose each other (mean cosine -0.97): no step helps both. "
+            "They have 100 % of the weight."
+        )
+
+
+def test_another_fault_is_named_beside_rewards_that_cancel_out(healthy, tmp_path):
+    broken = CANCELLING | INJECTED["rarely applies"]
+    run = changed(healthy, tmp_path / "run", lambda i, row: flat(row) | broken)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["balance"]["method"] = "marble"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    named = [(finding.ailment, finding.reward) for finding in diagnose(run).findings]
+    assert named == [("rewards that cancel out", None), ("rarely applies", "similarity")]
+
+
 @pytest.mark.parametrize("objective", ["awm", "dpo", "grpo"])
 def test_a_kl_that_is_no_distance_from_the_base_is_not_taken_for_one(healthy, tmp_path, objective):
     """awm and dpo hold to v_old: their `kl` is `old_deviation`. grpo's is in other units."""

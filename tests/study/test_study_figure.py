@@ -26,6 +26,7 @@ def script(monkeypatch):
         ("study_figure", ["studies/results/regime.json"]),
         ("study_figure", ["studies/results/long.json", "--curves"]),
         ("settings_figure", ["tests/study/data/stress.json"]),
+        ("steer_figure", ["studies/results/steer-toy.json"]),
         ("batch_figure", [*SIZES, "--geometry", *SIGNALS]),
     ],
 )
@@ -106,3 +107,20 @@ def test_gains_stand_over_the_signal_of_their_batches(script):
 def test_every_study_needs_its_geometry(script):
     with pytest.raises(SystemExit, match="2 studies, but 1 files of --geometry"):
         script("batch_figure").draw([{}, {}], [{}])
+
+
+def test_the_front_has_the_slider_s_way_and_every_slider_begins_at_its_default(script):
+    found = json.loads((ROOT / "studies/results/steer-toy.json").read_text())
+    module = script("steer_figure")
+    front, lines = module.draw(found).axes
+    steered = [row for row in found["fronts"] if row["cell"] == "steer"]
+    one = module.widest(steered)
+    spread = {name: max(s["gain"]) - min(s["gain"]) for name, s in steered[0]["sliders"].items()}
+    assert spread[one] == max(spread.values()) and one in front.get_xlabel()
+    shown = front.get_legend_handles_labels()[1]
+    assert [module.SHOWN["steer"], module.SHOWN["retrained"]] == shown[:2]
+    points = dict(zip(shown, front.collections))
+    assert len(points[module.SHOWN["retrained"]].get_offsets()) == 5
+    for name, line in zip(found["rewards"], lines.lines):
+        x, y = line.get_data()
+        assert line.get_label() == name and y[list(x).index(1.0)] == 0

@@ -1,5 +1,6 @@
 """Numbers that are not finite, spikes, and memory that runs out."""
 
+import io
 import json
 from dataclasses import replace
 
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from _survive import final_state, make_world, rewards_override, rows, run_here
+from rich.console import Console
 from safetensors.torch import load_file
 
+from _toy_world import run_toy
 from marble.balance import StepReport
 from marble.errors import MarbleError
 from marble.objectives import points
@@ -214,3 +217,27 @@ def test_only_what_can_still_be_lowered_is_named(recipe):
     ]
     named = savings(load_recipe(str(recipe), tight), processes=2)
     assert [text.split()[0].split("=")[0] for text in named] == ["model.lora.rank", "train.fsdp"]
+
+
+CONTRARY = [
+    "rewards.drop=[vivid]",
+    "rewards.add=[{name: contrary, reward: 'marble.rewards.synthetic:Altered', "
+    "options: {reward: 'marble.study.toy.world:similarity', scale: -1}}]",
+    "balance.method=marble",
+    "balance.every=2",
+    "eval.at_start=false",
+]
+
+
+def test_two_rewards_that_cancel_out_are_told_once(tmp_path):
+    """On the terminal and in the log; a run that goes on has not forgotten."""
+    console = Console(file=io.StringIO(), width=400)
+    run_toy(tmp_path / "run", *CONTRARY, "train.steps=4", console=console)
+    run_toy(tmp_path / "run", *CONTRARY, "train.steps=8", resume=True, console=console)
+    pair = "similarity and contrary oppose each other (cosine of their gradients -1.00)"
+    said = f"{pair}: both are left out."
+    assert console.file.getvalue().count(said) == 1
+    notes = [note for row in rows(tmp_path / "run") for note in row.get("notes", ())]
+    assert sum(said in note for note in notes) == 1
+    run_toy(tmp_path / "sum", *CONTRARY[:2], "balance.method=uniform", "train.steps=2")
+    assert not any("notes" in row for row in rows(tmp_path / "sum"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from marble.diagnose.evidence import EARLY, Evidence, gather
 from marble.diagnose.reward_causes import REWARD_CAUSES
-from marble.diagnose.run_causes import RUN_CAUSES
+from marble.diagnose.run_causes import CANCELLED, RUN_CAUSES
 from marble.diagnose.words import Finding
 from marble.evaluation.runs import Floats, RunRecord
 
@@ -17,6 +17,9 @@ __all__ = ["Diagnosis", "Finding", "diagnose"]
 
 EXPLAINS_ALL = ("too small a step", "too large a step", "collapse", "v_old stands still")
 """Findings about the run after which a reward that stays flat needs no cause of its own."""
+
+BY_CANCELLING = ("little weight", "opposed by other rewards", "no cause found")
+"""Findings about a reward that say no more than that two rewards cancel out."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,9 @@ def diagnose(
     if evidence.steps >= EARLY:
         found = [f for cause in RUN_CAUSES if (f := cause(evidence, rising)) is not None]
         if not any(f.ailment in EXPLAINS_ALL for f in found):
-            found += [_of_reward(evidence, name) for name in flat]
+            known = BY_CANCELLING if any(f.ailment == CANCELLED for f in found) else ()
+            own = (_of_reward(evidence, name) for name in flat)
+            found += [finding for finding in own if finding.ailment not in known]
     return Diagnosis(
         run=evidence.run.name,
         steps=evidence.steps,

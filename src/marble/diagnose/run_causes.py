@@ -9,6 +9,7 @@ import numpy as np
 
 from marble.diagnose.evidence import Evidence, Floats, recent
 from marble.diagnose.words import Finding, number, percent
+from marble.harmonise import RULES, GramRule, opposed_pairs
 
 STILL = 1e-5
 """Mean squared distance of v_θ from the base below which no picture changes; the default run has
@@ -21,6 +22,7 @@ LAG = 0.5
 ALIKE = 0.5
 """Least diversity within groups over that of the first steps."""
 BLANK = 0.05
+CANCELLED = "rewards that cancel out"
 STEPS = 5
 """Steps whose mean counts where an extreme is looked for: a single one may be a spike."""
 
@@ -116,6 +118,26 @@ def gamed(e: Evidence, rising: list[str]) -> Finding | None:
     )
 
 
+def cancelled(e: Evidence, rising: list[str]) -> Finding | None:
+    rule = RULES.get(str(e.setting("balance", "method")))
+    if rule is None or not issubclass(rule, GramRule):
+        return None
+    cos = np.array([[e.opposition(a)[1].get(b, math.nan) for b in e.names] for a in e.names])
+    pairs = opposed_pairs(cos)
+    if not pairs:
+        return None
+    one, other = (e.names[i] for i in pairs[0])
+    shares = np.nan_to_num([e.late(f"alpha/{name}") for name in e.names])
+    weight = shares[list(pairs[0])].sum() / (shares.sum() or 1.0)
+    return Finding(
+        CANCELLED,
+        None,
+        f"{one} and {other} oppose each other (mean cosine {cos[pairs[0]]:+.2f}): no step helps "
+        f"both. They have {percent(weight)} of the weight.",
+        "Drop one of the two, or make one score of both.",
+    )
+
+
 def _highest(curve: Floats) -> float:
     """The highest mean of some steps in a row, NaN where nothing is known.
 
@@ -133,5 +155,6 @@ RUN_CAUSES: tuple[Callable[[Evidence, list[str]], Finding | None], ...] = (
     too_large,
     collapse,
     stale,
+    cancelled,
     gamed,
 )

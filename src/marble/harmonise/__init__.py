@@ -15,6 +15,7 @@ from ._debias import debiased_gram
 from ._harmony import direction_cosines, harmony, heldout_cosines, summarise
 from ._hybrid import gate
 from ._min_norm import MinNorm, min_norm_point
+from ._opposed import opposed_pairs
 from ._progress import Progress
 from ._registry import DEFAULT, RULES, get_rule, rule_class
 from ._rule import FreeRule, Gate, GramRule, Rule, Weights
@@ -45,6 +46,7 @@ __all__ = [
     "harmony",
     "heldout_cosines",
     "min_norm_point",
+    "opposed_pairs",
     "rule_class",
     "summarise",
 ]

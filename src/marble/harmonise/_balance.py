@@ -10,7 +10,8 @@ import numpy as np
 from ._floors import keep_floors
 from ._groups import grouped_weights
 from ._linalg import Array, cosines, on_simplex
-from ._rule import GramRule
+from ._opposed import opposed_pairs
+from ._rule import GramRule, Weights
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def balance(rule: GramRule, gram: Array, options: Options, names: Sequence[str])
     """The rule's weights for non-zero gradients, under the options.
 
     Ridge, groups and priorities shape what the rule sees; floors are kept on the true cosines last
-    of all.
+    of all. Rewards that cancel out stay outside, if the rule says so and others are left.
     """
     matrix = cosines(gram)[1] if rule.normalise else gram
     seen = matrix + options.ridge * np.diag(np.diagonal(matrix))
@@ -50,7 +51,11 @@ def balance(rule: GramRule, gram: Array, options: Options, names: Sequence[str])
     notes: list[str] = []
     took_part = np.ones(len(gram), dtype=bool)
     if options.group_K is None:
-        answer = rule.weights(seen, preference)
+        pairs = opposed_pairs(cosines(gram)[1]) if rule.drops_opposed else []
+        if 2 * len(pairs) < len(gram):
+            took_part[[one for pair in pairs for one in pair]] = False
+            notes += [f"{names[i]} and {names[j]} cancel out: left out." for i, j in pairs]
+        answer = _among(rule, seen, preference, took_part)
     else:
         answer, took_part = grouped_weights(rule, seen, preference, options.group_K)
         if not took_part.all():
@@ -66,3 +71,14 @@ def balance(rule: GramRule, gram: Array, options: Options, names: Sequence[str])
             became = "given up" if np.isnan(after) else f"relaxed to {after:.3g}"
             notes.append(f"Floors cannot all hold: that of {name} ({before:.3g}) is {became}.")
     return Balanced(alpha, answer.gap, took_part, tuple(notes))
+
+
+def _among(rule: GramRule, gram: Array, preference: Array, took_part: Array) -> Weights:
+    """The rule's weights for those who take part; 0 for the others."""
+    if took_part.all():
+        return rule.weights(gram, preference)
+    index = np.flatnonzero(took_part)
+    answer = rule.weights(gram[np.ix_(index, index)], preference[index] / preference[index].mean())
+    alpha = np.zeros(len(gram))
+    alpha[index] = answer.alpha
+    return Weights(alpha, answer.gap, answer.info)

@@ -16,12 +16,14 @@ class Marble(MGDA):
 
     d has the same cosine with every reward that has weight, and a larger one with the others:
     the largest worst cosine any direction can have. With a preference π the cosines are in
-    proportion to it.
+    proportion to it. Of a reward and its opposite that direction is 0, and no other reward would
+    count: two gradients that cancel out are left out of the solve.
     """
 
     name = "marble"
     Options = Section  # type: ignore[assignment]
     normalise = True
+    drops_opposed = True
     halves = True  # the middle is the shortest between two vectors of one length
 
 
@@ -34,6 +36,7 @@ class MarblePaper(Marble):
 
     name = "marble-paper"
     starts_whole = True
+    drops_opposed = False
     #: Whatever the defaults become. A reward that tells no samples apart stays in the solve, as in
     #: the published code.
     fixes = MappingProxyType(

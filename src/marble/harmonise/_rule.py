@@ -154,6 +154,9 @@ class GramRule(Rule):
     starts_whole: ClassVar[bool] = False
     """Whether the average of the weights begins with the first solve's instead of 1/K."""
 
+    drops_opposed: ClassVar[bool] = False
+    """Whether two gradients that cancel out stay out of the solve."""
+
     Options: ClassVar[type[Section]] = Normalise
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""What stands between a gradient and the weights: finiteness, clipping, spikes, loss scale."""
+"""What stands between a gradient and the weights: finiteness, clipping, spikes, loss scale, and
+rewards that cancel out."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from torch import nn
 from marble.balance import StepReport
 from marble.data import Sample
 from marble.errors import MarbleError
+from marble.harmonise import opposed_pairs
 
 MAX_IN_A_ROW = 10
 FP16_START, FP16_GROWTH_STEPS = 2.0**12, 200
@@ -36,6 +38,7 @@ class Guard:
         self.message: str | None = None
         """Why the last step was skipped, for the log; None when it was taken."""
         self._usual = {"gradient norm": Usual(), "KL": Usual()}
+        self._told: set[str] = set()
 
     def accepts(
         self,
@@ -78,17 +81,38 @@ class Guard:
         found = (self._usual[name].look(value) for name, value in values.items())
         return [f"{name} {text}" for name, text in zip(values, found) if text]
 
+    def cancelled(self, report: StepReport, names: Sequence[str]) -> list[str]:
+        """Pairs of rewards that want opposite things, each told once."""
+        pairs = [] if report.cos_KK is None else opposed_pairs(report.cos_KK)
+        told = []
+        for pair in pairs:
+            one, other = (names[i] for i in pair)
+            if f"{one}|{other}" in self._told:
+                continue
+            self._told.add(f"{one}|{other}")
+            assert report.cos_KK is not None
+            weight = report.alpha_raw_K[list(pair)].sum()
+            became = f"they have {weight:.0%} of the weight" if weight else "both are left out"
+            told.append(
+                f"{one} and {other} oppose each other (cosine of their gradients "
+                f"{report.cos_KK[pair]:+.2f}): {became}. Drop one of the two, or make one score of "
+                "both."
+            )
+        return told
+
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             k: getattr(self, k) for k in ("scale", "skipped", "in_a_row", "good")
         }
-        return {**state, "usual": {name: list(u.values) for name, u in self._usual.items()}}
+        usual = {name: list(u.values) for name, u in self._usual.items()}
+        return {**state, "usual": usual, "told": sorted(self._told)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for key in ("scale", "skipped", "in_a_row", "good"):
             setattr(self, key, state[key])
         for name, values in state["usual"].items():
             self._usual[name] = Usual(values)
+        self._told = set(state.get("told", ()))  # older states have none
 
 
 class Usual:

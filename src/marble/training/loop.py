@@ -322,6 +322,8 @@ class Trainer:
         if self.guard.message:
             self.warnings.append(f"step {self.step} skipped: {self.guard.message}")
         self.warnings += self.guard.spikes(report)
+        if self.balancer.harmoniser.needs_gram:
+            self.warnings += self.guard.cancelled(report, self.recipe.rewards.names)
         if self.warnings:
             row["notes"] = row.get("notes", []) + self.warnings
         here, all_here = (
