@@ -3,6 +3,11 @@
 python scripts/before_after.py runs/studio-… -o docs/img/before_after.png
 marble eval src/marble/studio/assets/trained --recipe studio --out longer
 python scripts/before_after.py runs/studio-… --also "studio-gpu=longer" --label "make train"
+
+docs/img/sliders.png is of a run of `studio-steer`, evaluated at each setting:
+
+marble eval runs/steered --prefer ocr=0 --out ocr-0
+python scripts/before_after.py runs/steered --label "all at 1" --also "ocr 0=ocr-0" -o sheet.png
 """
 
 from __future__ import annotations
