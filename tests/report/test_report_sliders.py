@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from _acts import assert_accessible, assert_drawn
 from _runs import REWARDS, Spec, add_front, make_run
 
 from marble.report import write
 from marble.report.folder import read_run
-from marble.report.front import front
+from marble.report.front import front, traded
 from marble.report.pictures import Store
 
 
@@ -51,9 +52,23 @@ def test_a_front_is_read_as_far_as_it_is_whole(steered: Path, tmp_path: Path) ->
     assert some["settings"][4]["gains"][0] is None
 
 
+def test_the_front_begins_with_the_two_rewards_that_are_traded_most() -> None:
+    at = np.linspace(-1, 1, 9)
+    gains = np.stack([at, 3 * at, -0.1 * at, 1 - 2 * at, 0.5 - at], axis=1)  # geneval against pick
+    settings = [{"gains": row} for row in gains.tolist()]
+    assert traded(settings) == (1, 3)
+    settings[2]["gains"][0] = None  # not measured
+    assert traded(settings) == (1, 3)
+    assert traded(settings[:1]) == (0, 1)
+
+
 def test_moving_a_slider_moves_pictures_gains_and_the_point(open_page, page_file: Path) -> None:
     page = open_page(page_file)
     assert assert_drawn(page) == 14
+    found = front(read_run(page_file.parent), Store(10), 10)
+    assert found is not None
+    shown = [page.input_value(f"#front-{axis}") for axis in "xy"]
+    assert shown == [REWARDS[k] for k in found["axes"]]
     assert page.locator("#slider-inputs input").count() == 5
     chosen = page.locator("#slider-pictures li:first-child img").nth(1)
     at_default, gains = chosen.get_attribute("src"), page.inner_text("#slider-gains")

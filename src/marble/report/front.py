@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from marble.evaluation.reading import entries, read_json
 from marble.report.folder import Run
@@ -40,9 +43,20 @@ def front(run: Run, store: Store, budget: int) -> dict[str, Any] | None:
     return {
         "names": [str(name) for name in names],
         "top": float(top),
+        "axes": traded(settings),
         "samples": samples,
         "settings": settings,
     }
+
+
+def traded(settings: list[dict[str, Any]]) -> tuple[int, int]:
+    """The two rewards that the sliders trade for each other most: the least covariance of gains."""
+    gains = np.array([setting["gains"] for setting in settings], dtype=np.float64)
+    gains = gains[np.isfinite(gains).all(1)]
+    if len(gains) < 2:
+        return 0, 1
+    together = np.cov(gains.T).round(9)
+    return min(combinations(range(gains.shape[1]), 2), key=lambda pair: together[pair])
 
 
 def _settings(

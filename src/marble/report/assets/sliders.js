@@ -26,7 +26,7 @@ function setUpSliders() {
   const names = front.names.map((n) => [n, n]);
   options(byId("front-x"), names);
   options(byId("front-y"), names);
-  if (byId("front-x").value === byId("front-y").value) byId("front-y").value = front.names[1];
+  [byId("front-x").value, byId("front-y").value] = front.axes.map((k) => front.names[k]);
   showSetting();
 }
 
