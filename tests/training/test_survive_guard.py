@@ -230,7 +230,7 @@ CONTRARY = [
 
 
 def test_two_rewards_that_cancel_out_are_told_once(tmp_path):
-    """On the terminal and in the log; a run that goes on has not forgotten."""
+    """On the terminal and in the log, at the third solve; a run that goes on has not forgotten."""
     console = Console(file=io.StringIO(), width=400)
     run_toy(tmp_path / "run", *CONTRARY, "train.steps=4", console=console)
     run_toy(tmp_path / "run", *CONTRARY, "train.steps=8", resume=True, console=console)
@@ -239,5 +239,7 @@ def test_two_rewards_that_cancel_out_are_told_once(tmp_path):
     assert console.file.getvalue().count(said) == 1
     notes = [note for row in rows(tmp_path / "run") for note in row.get("notes", ())]
     assert sum(said in note for note in notes) == 1
+    [told] = [row["step"] for row in rows(tmp_path / "run") if said in str(row.get("notes"))]
+    assert told == 5
     run_toy(tmp_path / "sum", *CONTRARY[:2], "balance.method=uniform", "train.steps=2")
     assert not any("notes" in row for row in rows(tmp_path / "sum"))

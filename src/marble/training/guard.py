@@ -16,7 +16,7 @@ from marble.data import Sample
 from marble.errors import MarbleError
 from marble.harmonise import opposed_pairs
 
-MAX_IN_A_ROW = 10
+MAX_IN_A_ROW, OPPOSED_IN_A_ROW = 10, 3
 FP16_START, FP16_GROWTH_STEPS = 2.0**12, 200
 SPIKE_FACTOR, SPIKE_STEP, SPIKE_MEMORY, SPIKE_AFTER = 10.0, 3.0, 50, 10
 
@@ -38,7 +38,7 @@ class Guard:
         self.message: str | None = None
         """Why the last step was skipped, for the log; None when it was taken."""
         self._usual = {"gradient norm": Usual(), "KL": Usual()}
-        self._told: set[str] = set()
+        self._opposed: dict[str, int] = {}
 
     def accepts(
         self,
@@ -82,21 +82,24 @@ class Guard:
         return [f"{name} {text}" for name, text in zip(values, found) if text]
 
     def cancelled(self, report: StepReport, names: Sequence[str]) -> list[str]:
-        """Pairs of rewards that want opposite things, each told once."""
-        pairs = [] if report.cos_KK is None else opposed_pairs(report.cos_KK)
+        """Pairs of rewards that want opposite things in several solves in a row, told once.
+
+        In one solve of few pictures, two rewards may be opposed by chance.
+        """
+        cos = report.cos_KK
+        if cos is None:
+            return []
+        pairs = {"|".join(names[i] for i in pair): pair for pair in opposed_pairs(cos)}
+        self._opposed = {key: self._opposed.get(key, 0) + 1 for key in pairs}
         told = []
-        for pair in pairs:
-            one, other = (names[i] for i in pair)
-            if f"{one}|{other}" in self._told:
+        for key, pair in pairs.items():
+            if self._opposed[key] != OPPOSED_IN_A_ROW:
                 continue
-            self._told.add(f"{one}|{other}")
-            assert report.cos_KK is not None
             weight = report.alpha_raw_K[list(pair)].sum()
             became = f"they have {weight:.0%} of the weight" if weight else "both are left out"
             told.append(
-                f"{one} and {other} oppose each other (cosine of their gradients "
-                f"{report.cos_KK[pair]:+.2f}): {became}. Drop one of the two, or make one score of "
-                "both."
+                f"{' and '.join(key.split('|'))} oppose each other (cosine of their gradients "
+                f"{cos[pair]:+.2f}): {became}. Drop one of the two, or make one score of both."
             )
         return told
 
@@ -105,14 +108,14 @@ class Guard:
             k: getattr(self, k) for k in ("scale", "skipped", "in_a_row", "good")
         }
         usual = {name: list(u.values) for name, u in self._usual.items()}
-        return {**state, "usual": usual, "told": sorted(self._told)}
+        return {**state, "usual": usual, "opposed": dict(self._opposed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for key in ("scale", "skipped", "in_a_row", "good"):
             setattr(self, key, state[key])
         for name, values in state["usual"].items():
             self._usual[name] = Usual(values)
-        self._told = set(state.get("told", ()))  # older states have none
+        self._opposed = dict(state.get("opposed", {}))  # older states have none
 
 
 class Usual:
