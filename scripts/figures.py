@@ -18,8 +18,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 # Okabe and Ito's palette: told apart by everyone, also in print; marks for those who print in grey.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COLOURS = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999"),
+    *("#882255", "#44AA99"),  # from Tol's, for figures of more than eight
+)
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", "p")
 STYLE = Path(__file__).with_name("figures.mplstyle")
 
 
