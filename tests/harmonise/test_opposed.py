@@ -22,7 +22,7 @@ def named(k: int) -> list[str]:
     return [f"r{i}" for i in range(k)]
 
 
-@given(st.integers(0, 10**6), st.integers(3, 8), st.floats(-1.0, -0.92))
+@given(st.integers(0, 10**6), st.integers(3, 8), st.floats(-1.0, -0.992))
 def test_the_default_solves_for_the_others_as_if_the_pair_were_not_there(seed, k, cosine):
     matrix = gram(seed, k, cosine)
     found = Harmoniser("marble", named(k), rho=0.0).solve(matrix)
@@ -40,11 +40,11 @@ def test_the_published_rule_trains_on_nothing_but_the_pair(seed, k):
     assert found.alpha_raw_K[:2].sum() == pytest.approx(1.0, abs=1e-6)
 
 
-@given(st.integers(0, 10**6), st.integers(2, 8), st.floats(-0.89, 0.9))
+@given(st.integers(0, 10**6), st.integers(2, 8), st.floats(-0.988, 0.9))
 def test_rewards_that_leave_each_other_room_stay_in_the_solve(seed, k, cosine):
     matrix = gram(seed, k, cosine)
     found = Harmoniser("marble", named(k)).solve(matrix)
-    assert opposed_pairs(found.cos_KK) == [] and found.notes == ()
+    assert found.notes == () and bool(opposed_pairs(found.cos_KK)) == (found.cos_KK.min() < -0.9)
     paper = Harmoniser("marble-paper", named(k)).solve(matrix)
     assert found.alpha_raw_K.tolist() == paper.alpha_raw_K.tolist()
 
@@ -59,7 +59,7 @@ def test_where_nobody_would_be_left_all_stay(k):
 
 
 def test_groups_of_the_user_s_are_left_as_they_are():
-    matrix = gram(3, 4, -0.95)
+    matrix = gram(3, 4, -0.995)
     groups = {"pair": ["r0", "r1"]}
     found = Harmoniser("marble", named(4), groups=groups).solve(matrix)
     assert found.alpha_raw_K[:2].min() > 0 and found.notes == ()

@@ -10,7 +10,7 @@ import numpy as np
 from ._floors import keep_floors
 from ._groups import grouped_weights
 from ._linalg import Array, cosines, on_simplex
-from ._opposed import opposed_pairs
+from ._opposed import OPPOSITE, opposed_pairs
 from ._rule import GramRule, Weights
 
 
@@ -51,7 +51,7 @@ def balance(rule: GramRule, gram: Array, options: Options, names: Sequence[str])
     notes: list[str] = []
     took_part = np.ones(len(gram), dtype=bool)
     if options.group_K is None:
-        pairs = opposed_pairs(cosines(gram)[1]) if rule.drops_opposed else []
+        pairs = opposed_pairs(cosines(gram)[1], OPPOSITE) if rule.drops_opposed else []
         if 2 * len(pairs) < len(gram):
             took_part[[one for pair in pairs for one in pair]] = False
             notes += [f"{names[i]} and {names[j]} cancel out: left out." for i, j in pairs]
