@@ -197,6 +197,20 @@ def test_another_fault_is_named_beside_rewards_that_cancel_out(healthy, tmp_path
     assert named == [("rewards that cancel out", None), ("rarely applies", "similarity")]
 
 
+def test_only_what_the_pair_explains_is_left_out():
+    from types import SimpleNamespace
+
+    from marble.diagnose.findings import Finding, _by_cancelling
+
+    def left_out(reward, ailment, weight):
+        evidence = SimpleNamespace(cancelling=(["a", "b"], -1.0, weight))
+        return _by_cancelling(evidence, Finding(ailment, reward, "", ""))
+
+    assert left_out("a", "no cause found", 0.4) and left_out("c", "little weight", 0.9)
+    assert not left_out("c", "no cause found", 0.4)  # the pair has no hold on it
+    assert not left_out("a", "constant score", 0.9)
+
+
 @pytest.mark.parametrize("objective", ["awm", "dpo", "grpo"])
 def test_a_kl_that_is_no_distance_from_the_base_is_not_taken_for_one(healthy, tmp_path, objective):
     """awm and dpo hold to v_old: their `kl` is `old_deviation`. grpo's is in other units."""

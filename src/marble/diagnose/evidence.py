@@ -14,6 +14,7 @@ import numpy as np
 
 from marble.evaluation.intervals import Interval, gain_interval
 from marble.evaluation.runs import Floats, RunRecord, read_run, score_tables
+from marble.harmonise import RULES, GramRule, opposed_pairs
 from marble.objectives import OBJECTIVES, objective_class
 from marble.objectives.base import Objective
 
@@ -174,6 +175,21 @@ class Evidence:
             if math.isfinite(mean):
                 found[other] = mean
         return _mean(np.array(list(found.values()))), found
+
+    @cached_property
+    def cancelling(self) -> tuple[list[str], float, float] | None:
+        """The two rewards most opposed under a rule that solves: names, cosine, share of weight."""
+        rule = RULES.get(str(self.setting("balance", "method")))
+        if rule is None or not issubclass(rule, GramRule):
+            return None
+        cos = [[self.opposition(a)[1].get(b, math.nan) for b in self.names] for a in self.names]
+        pairs = opposed_pairs(np.array(cos))
+        if not pairs:
+            return None
+        shares = np.nan_to_num([self.late(f"alpha/{name}") for name in self.names])
+        i, j = pairs[0]
+        weight = float((shares[i] + shares[j]) / (shares.sum() or 1.0))
+        return [self.names[i], self.names[j]], cos[i][j], weight
 
     def scores(self, name: str) -> Floats:
         """Every score of it that was written down, in rollouts and evaluations."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from marble.diagnose.evidence import EARLY, Evidence, gather
 from marble.diagnose.reward_causes import REWARD_CAUSES
-from marble.diagnose.run_causes import CANCELLED, RUN_CAUSES
+from marble.diagnose.run_causes import RUN_CAUSES
 from marble.diagnose.words import Finding
 from marble.evaluation.runs import Floats, RunRecord
 
@@ -48,9 +48,8 @@ def diagnose(
     if evidence.steps >= EARLY:
         found = [f for cause in RUN_CAUSES if (f := cause(evidence, rising)) is not None]
         if not any(f.ailment in EXPLAINS_ALL for f in found):
-            known = BY_CANCELLING if any(f.ailment == CANCELLED for f in found) else ()
             own = (_of_reward(evidence, name) for name in flat)
-            found += [finding for finding in own if finding.ailment not in known]
+            found += [finding for finding in own if not _by_cancelling(evidence, finding)]
     return Diagnosis(
         run=evidence.run.name,
         steps=evidence.steps,
@@ -59,6 +58,15 @@ def diagnose(
         findings=found,
         headline=_headline(evidence, rising, found),
     )
+
+
+def _by_cancelling(evidence: Evidence, finding: Finding) -> bool:
+    """Whether two rewards that cancel out explain it: it is of one of them, or they have most of
+    the weight."""
+    if evidence.cancelling is None or finding.ailment not in BY_CANCELLING:
+        return False
+    names, _, weight = evidence.cancelling
+    return finding.reward in names or weight > 0.5
 
 
 def _of_reward(evidence: Evidence, name: str) -> Finding:

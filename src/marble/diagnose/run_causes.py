@@ -9,7 +9,6 @@ import numpy as np
 
 from marble.diagnose.evidence import Evidence, Floats, recent
 from marble.diagnose.words import Finding, number, percent
-from marble.harmonise import RULES, GramRule, opposed_pairs
 
 STILL = 1e-5
 """Mean squared distance of v_θ from the base below which no picture changes; the default run has
@@ -119,21 +118,14 @@ def gamed(e: Evidence, rising: list[str]) -> Finding | None:
 
 
 def cancelled(e: Evidence, rising: list[str]) -> Finding | None:
-    rule = RULES.get(str(e.setting("balance", "method")))
-    if rule is None or not issubclass(rule, GramRule):
+    if e.cancelling is None:
         return None
-    cos = np.array([[e.opposition(a)[1].get(b, math.nan) for b in e.names] for a in e.names])
-    pairs = opposed_pairs(cos)
-    if not pairs:
-        return None
-    one, other = (e.names[i] for i in pairs[0])
-    shares = np.nan_to_num([e.late(f"alpha/{name}") for name in e.names])
-    weight = shares[list(pairs[0])].sum() / (shares.sum() or 1.0)
+    (one, other), cos, weight = e.cancelling
     return Finding(
         CANCELLED,
         None,
-        f"{one} and {other} oppose each other (mean cosine {cos[pairs[0]]:+.2f}): no step helps "
-        f"both. They have {percent(weight)} of the weight.",
+        f"{one} and {other} oppose each other (mean cosine {cos:+.2f}): no step helps both. They "
+        f"have {percent(weight)} of the weight.",
         "Drop one of the two, or make one score of both.",
     )
 
