@@ -62,7 +62,7 @@ FILLED = 0.85
 """Part of the memory that a micro-batch may fill by the estimate, which is off by some per cent."""
 FULL = 0.95
 """Part that decoding may fill."""
-USUAL, DRAWN, MOST = 9, 24, 36
+USUAL, DRAWN, MOST = 9, 24, 48
 """Micro-batch and pictures drawn at once where no memory is known; the most of either that gains
 anything."""
 CUDA_CONTEXT = 0.9e9

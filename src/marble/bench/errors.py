@@ -29,7 +29,7 @@ def gradient_errors(public: Side, ours: Side) -> dict[str, Any]:
     """
     count = _count(ours)
     split = min(BATCH, count)
-    sizes = {1, max(1, split // 3), max(1, split * 2 // 3), min(2 * split, count), count}
+    sizes = {max(1, split // 3), max(1, split * 2 // 3), min(2 * split, count), count}
     first = _slow(public, count, split)
     apart: dict[str, float] = {}
     for size in sorted(sizes - {split}):

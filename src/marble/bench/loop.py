@@ -73,6 +73,8 @@ def bench_loop(
     return report.found
 
 
+FEW, MORE = 1, 3
+"""Micro-batches of two steps whose difference is timed."""
 LARGE = 4_000_000_000
 """Weights of a denoiser that is not opened in fp32 as well."""
 
@@ -174,21 +176,33 @@ class Bench:
         self.report.note(parts={"merge": {"ours": {"ms": merged}}})
 
     def _training(self) -> None:
-        calls = {
-            name: side.step(side.weighted_sum(), pairs=2, kl=True)
-            for name, side in self.sides.items()
+        sums = {name: side.weighted_sum() for name, side in self.sides.items()}
+        steps = {
+            name: partial(side.step, sums[name], kl=True) for name, side in self.sides.items()
         }
-        self._timed("kl", calls)
-        if "public" in calls:
+        self._micro_batches("kl", steps)
+        if "public" in steps:
             with switched_by_hand(self.public.adapter):
-                found = alternating({"public": calls["public"]}, self.repeats, self.device)
-            self.report.note(parts={"kl, adapters switched by hand": found})
-        calls["ours"] = self.ours.step(self.ours.weighted_sum(), pairs=2)
-        self._timed("plain", calls)
-        for part in ("kl", "plain"):
-            for side in self.parts.values():
-                side[part] /= 2
+                self._micro_batches("kl, adapters switched by hand", {"public": steps["public"]})
+        steps["ours"] = partial(self.ours.step, sums["ours"])
+        self._micro_batches("plain", steps)
         self._timed("update", {name: side.update for name, side in self.sides.items()})
+
+    def _micro_batches(self, part: str, steps: Mapping[str, Callable[..., Any]]) -> None:
+        """ms of a micro-batch among others: a step has hundreds, and what it does before the first
+        one, while the device waits, is left out."""
+        calls = {
+            f"{name}, {n}": make(pairs=n) for name, make in steps.items() for n in (FEW, MORE)
+        }
+        found = self._found(alternating(calls, self.repeats, self.device))
+        rows = {}
+        for name in steps:
+            few, more = (found[f"{name}, {n}"] for n in (FEW, MORE))
+            each = (more["ms"] - few["ms"]) / (MORE - FEW)
+            each = each if each > 0 else more["ms"] / MORE  # on a busy machine
+            self.parts[name][part] = each
+            rows[name] = {"ms": each, "micro_batches": 1, str(FEW): few, str(MORE): more}
+        self.report.note(parts={part: rows})
 
     def _refresh(self) -> None:
         found = self._recorded(self.ours.marble(), "refresh")
@@ -200,22 +214,24 @@ class Bench:
             "one": self.ours.step(balancer, pairs=1, refresh=True),
             "two": self.ours.step(balancer, pairs=2, refresh=True),
         }
-        found = alternating(calls, self.repeats, self.device)
+        found = self._found(alternating(calls, self.repeats, self.device))
         self.report.note(parts={name: found})
-        for row in found.values():
-            if "failed" in row:
-                raise RuntimeError(row["failed"])
         each = found["two"]["ms"] - found["one"]["ms"]
         each = max(0.0, each)  # the difference of two times: below 0 on a busy machine
         return {"recorded": each, "solve": max(0.0, found["one"]["ms"] - each)}
 
     def _timed(self, part: str, calls: Mapping[str, Callable[[], None]]) -> None:
-        found = alternating(calls, self.repeats, self.device)
+        found = self._found(alternating(calls, self.repeats, self.device))
         self.report.note(parts={part: found})
         for name, row in found.items():
+            self.parts[name][part] = row["ms"]
+
+    @staticmethod
+    def _found(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, row in rows.items():
             if "failed" in row:
                 raise RuntimeError(f"{name}: {row['failed']}")
-            self.parts[name][part] = row["ms"]
+        return rows
 
     def _from_fp32(self) -> dict[str, float]:
         """Of the same gradient, by the slow path in fp32; none where that model does not fit."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from marble.errors import MarbleError
-from marble.models import cpu, fp8, lora, merge
+from marble.models import cpu, fp8, gelu, lora, merge
 from marble.models.compiling import Compiled
 from marble.models.conditioning import Conditioning, PromptCache
 from marble.models.graphs import Graphs, TrainedGraphs
@@ -265,8 +265,9 @@ class Adapter(ABC):
     def drawing(self, name: str, *, steered: bool = False, low: bool = False) -> Iterator[None]:
         """Context for drawing many pictures with `default`, `old` or `base`; nothing is trained in
         it. On a GPU, and in bf16 on a CPU, the LoRA is merged into the weights (`merge`), unless
-        these are sharded or quantised; on a GPU passes of small models are replayed (`graphs`). In
-        fp32 on a CPU pictures stay those of `using`, bit for bit.
+        these are sharded or quantised; on a GPU passes of small models are replayed (`graphs`), and
+        products of compiled blocks have GELU in them (`gelu`). In fp32 on a CPU pictures stay
+        those of `using`, bit for bit.
 
         steered: samples have slider weights of their own (`preferring`), so nothing is merged.
         low: the blocks' products are in fp8 (`fp8`), whose `check` comes first.
@@ -277,6 +278,7 @@ class Adapter(ABC):
         with (
             merge.merged(model, name) if merges else self.using(name),
             cpu.drawing(model) if self.low_on_cpu else nullcontext(),
+            gelu.drawing(model) if gpu else nullcontext(),
             fp8.drawing(self.blocks()) if low else nullcontext(),
         ):
             before, self._draws = self._draws, not low
