@@ -207,7 +207,7 @@ def test_the_measured_step_is_reproduced():
 
 def test_a_compiled_step_is_reproduced():
     """H200, batch 36: the peaks of `marble bench loop sd35m-5rewards`."""
-    measured = json.loads((RESULTS / "loop_sd35m_h200.json").read_text())
+    measured = json.loads((RESULTS / "loop_sd35m_h200_36.json").read_text())
     found = estimate(load_recipe("sd35m-5rewards", ["train.batch_size=36"]))
     assert measured["setup"]["ours"]["batch"] == 36
     peak = measured["peak_memory_gb"]["ours, weighted sum"] + found.held["CUDA itself"]

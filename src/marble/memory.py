@@ -51,7 +51,7 @@ ENCODING = 1.1e9
 
 ACTIVATION, COMPILED = 66.0, 31.5
 """Bytes a token · layer · width kept for the backward without checkpointing; the second where the
-blocks are compiled (30.9 measured, `benchmarks/results/loop_sd35m_h200.json`)."""
+blocks are compiled (30.9 measured, `benchmarks/results/loop_sd35m_h200_36.json`)."""
 AT_WORK = 80.0
 """Bytes a token · width of the one block that is at work in the backward with checkpointing."""
 DRAWING = 26.0

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from marble.models import load
+from marble.models import load, pipeline
 from marble.models.decoding import SAME, Decoder, compilable, levels
 from marble.models.pipeline import PipelineAdapter
 from marble.models.sd3 import SD3
@@ -256,3 +256,12 @@ def test_short_batches_are_filled_up_to_few_sizes(tmp_path, monkeypatch, count, 
     )
     assert len(adapter.decode(torch.zeros(count, *adapter.latent_shape), batch_size=9)) == count
     assert asked == sizes
+
+
+@pytest.mark.parametrize(
+    ("count", "parts"), [(48, 8), (36, 9), (9, 9), (3, 9), (20, 5), (23, 9), (1, 9)]
+)
+def test_a_gpu_decodes_in_even_parts(count, parts):
+    """Else pictures that nobody asked for fill the last one up; at most nine of 512 pixels."""
+    assert pipeline._parts_of(count, 512) == parts
+    assert pipeline._parts_of(count, 4096) == 1

@@ -132,11 +132,11 @@ class Bench:
 
     def _more(self) -> None:
         report = self.report
+        self._compose("steps")
         with report.part("errors of the gradient"):
             report.note(gradient_errors=gradient_errors(self.public, self.ours))
         with report.part("waits of the host"):
             self._waits()
-        self._compose("steps")
         with report.part(f"refresh with {MANY} rewards"):
             self.many = self._recorded(self.ours.marble(MANY), f"refresh, K = {MANY}")
         with report.part("errors from fp32"):
@@ -177,9 +177,7 @@ class Bench:
 
     def _training(self) -> None:
         sums = {name: side.weighted_sum() for name, side in self.sides.items()}
-        steps = {
-            name: partial(side.step, sums[name], kl=True) for name, side in self.sides.items()
-        }
+        steps = {name: partial(side.step, sums[name], kl=True) for name, side in self.sides.items()}
         self._micro_batches("kl", steps)
         if "public" in steps:
             with switched_by_hand(self.public.adapter):
@@ -191,9 +189,7 @@ class Bench:
     def _micro_batches(self, part: str, steps: Mapping[str, Callable[..., Any]]) -> None:
         """ms of a micro-batch among others: a step has hundreds, and what it does before the first
         one, while the device waits, is left out."""
-        calls = {
-            f"{name}, {n}": make(pairs=n) for name, make in steps.items() for n in (FEW, MORE)
-        }
+        calls = {f"{name}, {n}": make(pairs=n) for name, make in steps.items() for n in (FEW, MORE)}
         found = self._found(alternating(calls, self.repeats, self.device))
         rows = {}
         for name in steps:

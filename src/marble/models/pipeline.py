@@ -265,8 +265,8 @@ class PipelineAdapter(Adapter):
     def decode(self, latents: Tensor, batch_size: int | None = None) -> Tensor:
         latents = self._for_vae(latents.float())
         # On a CPU small batches stay in the cache.
-        at_once = max(1, DECODE_PIXELS // self.side**2)
-        size = batch_size or (8 if self.device.type == "cpu" else at_once)
+        at_once = 8 if self.device.type == "cpu" else _parts_of(len(latents), self.side)
+        size = batch_size or at_once
         # Fewer than a batch become the next power of two: no more memory than theirs in fp32.
         full = min(size, 1 << (len(latents) - 1).bit_length())
         pictures = []
@@ -276,6 +276,12 @@ class PipelineAdapter(Adapter):
             picture = self._picture(self._decoded(part, full))
             pictures.append(levels(picture).to(torch.uint8).cpu())
         return torch.cat(pictures)
+
+
+def _parts_of(count: int, side: int) -> int:
+    """How many of so many pictures a GPU decodes at once; if it can be, with no rest to fill up."""
+    most = max(1, DECODE_PIXELS // side**2)
+    return next((n for n in range(most, most // 2, -1) if count % n == 0), most)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
