@@ -59,9 +59,21 @@ def test_a_service_that_does_not_start_is_told(control, monkeypatch):
 
 def test_a_service_that_runs_already_is_left_alone(control, monkeypatch, tmp_path):
     monkeypatch.setattr("marble.study.sharing.USUAL", tmp_path)
-    with shared_gpu(4, None, print) as places:
+    said = []
+    with shared_gpu(4, None, said.append) as places:
         assert places == {}
-    assert not control.exists()
+    assert control.read_text().split() == ["get_server_list"]
+    assert said == ["runs share the GPU by the multi-process service that runs here already"]
+
+
+def test_what_an_ended_service_left_is_not_taken_for_one(control, monkeypatch, tmp_path):
+    """Its folder stays; runs that trusted it would take turns, twice as slow."""
+    monkeypatch.setattr("marble.study.sharing.USUAL", tmp_path)
+    program = tmp_path / "bin" / CONTROL
+    dead = '[ -z "$CUDA_MPS_PIPE_DIRECTORY" ] && exit 1\n'
+    program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{dead}"))
+    with shared_gpu(4, None, print) as places:
+        assert control.read_text().split() == ["-d", places[PIPE]]
 
 
 SLOW = """

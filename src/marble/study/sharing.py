@@ -17,7 +17,7 @@ from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
 USUAL = Path("/tmp/nvidia-mps")
-"""CUDA's default: where a service that somebody has started already is found."""
+"""CUDA's default: where a service that somebody has started is found, or what an ended one left."""
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 
 
@@ -30,7 +30,11 @@ def shared_gpu(
     Nothing where there is one run at a time, no such service, or one that runs already.
     """
     control = shutil.which(CONTROL)
-    if jobs < 2 or device == "cpu" or control is None or PIPE in os.environ or USUAL.exists():
+    if jobs < 2 or device == "cpu" or control is None or PIPE in os.environ:
+        yield {}
+        return
+    if USUAL.exists() and _told(control, [], "get_server_list\n", dict(os.environ)):
+        say("runs share the GPU by the multi-process service that runs here already")
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="marble-mps-") as folder:
