@@ -9,7 +9,7 @@ import pytest
 
 from marble.study import load_study, run_studies
 from marble.study.runner import _after
-from marble.study.sharing import CONTROL, LOG, PIPE, shared_gpu
+from marble.study.sharing import BLOCKING, CONTROL, DRIVER, LOG, PIPE, shared_gpu, wait_asleep
 
 
 @pytest.fixture
@@ -74,6 +74,55 @@ def test_what_an_ended_service_left_is_not_taken_for_one(control, monkeypatch, t
     program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{dead}"))
     with shared_gpu(4, None, print) as places:
         assert control.read_text().split() == ["-d", places[PIPE]]
+
+
+class Driver:
+    """CUDA's, with two GPUs; 0 means that a call did what it should."""
+
+    def __init__(self, error=0):
+        self.error, self.flags, self.ready = error, {}, False
+
+    def cuInit(self, flags):
+        self.ready = True
+        return self.error
+
+    def cuDeviceGetCount(self, at):
+        at._obj.value = 2
+        return 0 if self.ready else 3
+
+    def cuDevicePrimaryCtxSetFlags(self, gpu, flags):
+        self.flags[gpu] = flags
+        return 0
+
+
+def test_threads_sleep_while_they_wait_for_a_gpu(monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr("ctypes.CDLL", {DRIVER: driver}.__getitem__)
+    assert wait_asleep() and driver.flags == {0: BLOCKING, 1: BLOCKING}
+
+
+def test_a_machine_without_a_gpu_is_left_as_it_is(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert not wait_asleep()
+    driver = Driver(error=100)  # a driver, but no GPU
+    monkeypatch.setattr("ctypes.CDLL", lambda name: driver)
+    assert not wait_asleep() and not driver.flags
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert not wait_asleep()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_only_runs_side_by_side_do(two, monkeypatch, jobs, tmp_path):
+    """Each in its own process, before it begins."""
+    monkeypatch.setattr("marble.study.children.wait_asleep", (tmp_path / "asleep").touch)
+    context = __import__("multiprocessing").get_context("fork")
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: context)
+    monkeypatch.setattr(context, "set_forkserver_preload", print, raising=False)
+    run_studies(two(0), jobs=jobs, device="cpu", say=print)
+    assert (tmp_path / "asleep").exists() == (jobs > 1)
 
 
 SLOW = """

@@ -20,15 +20,19 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from marble.study.sharing import wait_asleep
+
 PRELOAD = "marble.study.preload"
 
 
 class Children:
     """The processes that are running; the first signal to the study is handed on to them."""
 
-    def __init__(self, threads: int) -> None:
-        """threads: of a child; numpy's are settled when it is imported, before the fork."""
+    def __init__(self, threads: int, *, shared: bool = False) -> None:
+        """threads: of a child; numpy's are settled when it is imported, before the fork. shared:
+        several of them share a GPU and its host's cores."""
         self.stopping = threading.Event()
+        self._shared = shared
         self._threads = str(threads)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([PRELOAD])
@@ -63,7 +67,9 @@ class Children:
     def run(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         """As `python COMMAND` would, with `environment` and all output in `log`, to its end."""
         child = self._context.Process(
-            target=_be, args=(list(command), str(log), dict(environment)), daemon=False
+            target=_be,
+            args=(list(command), str(log), dict(environment), self._shared),
+            daemon=False,
         )
         with self._starting:  # one at a time: starting is not safe from many threads
             child.start()
@@ -74,7 +80,7 @@ class Children:
         self._running.discard(child)
 
 
-def _be(command: list[str], log: str, environment: dict[str, str]) -> None:
+def _be(command: list[str], log: str, environment: dict[str, str], shared: bool) -> None:
     """In the child: becomes `python COMMAND`."""
     os.setsid()  # Ctrl-C reaches the study alone, which hands it on once
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -87,6 +93,8 @@ def _be(command: list[str], log: str, environment: dict[str, str]) -> None:
     if "torch" in sys.modules and "OMP_NUM_THREADS" in environment:
         # Read from the environment when torch was imported, which was before the fork.
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    if shared:
+        wait_asleep()
     code = None
     try:
         _run(command)

@@ -82,7 +82,7 @@ def run_studies(
     threads = int(_environment(0, jobs, gpus)["OMP_NUM_THREADS"])
     with (
         shared_gpu(jobs if todo else 0, device, say) as sharing,
-        Children(threads) as children,
+        Children(threads, shared=jobs > 1) as children,
         ThreadPoolExecutor(jobs) as pool,
         _after(minutes, children.stop),
     ):
