@@ -98,6 +98,21 @@ def test_settings_added_since_do_not_matter(tmp_path, study):
     assert list(load([study], [kept])["mine"]) == study.cells
 
 
+def test_the_order_of_overrides_does_not_matter(tmp_path, study):
+    """A study that moves one from `common` into its settings has the same runs."""
+    words = ("optim.lr=1e-4", "train.seed=0", "train.steps=9")
+    first = replace(study.cells[0], overrides=words)
+    study = replace(study, cells=[first, *study.cells[1:]])
+    kept = store(study, finished_runs(study, tmp_path), tmp_path / "runs.json")
+    moved_last = replace(first, overrides=(*words[1:], words[0]))
+    now = replace(study, cells=[moved_last, *study.cells[1:]])
+    assert list(load([now], [kept])["mine"]) == now.cells
+    for other in (words[:2], (*words[:2], "train.steps=8"), (*words, "train.steps=9")):
+        cell = replace(first, overrides=other)
+        with pytest.raises(MarbleError, match="x-seed0 was run with other settings"):
+            load([replace(study, cells=[cell, *study.cells[1:]])], [kept])
+
+
 def test_what_every_run_sets_itself_may_change_in_the_recipe(tmp_path, study):
     """Of one run that leaves it to the recipe, it may not."""
     kept = store(study, finished_runs(study, tmp_path), tmp_path / "runs.json")

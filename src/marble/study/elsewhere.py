@@ -67,7 +67,7 @@ def load(studies: Iterable[Study], paths: Iterable[Path]) -> dict[str, dict[Cell
             if cell is None:  # the study has fewer cells now
                 continue
             overrides, measured = _run(run, folder, path)
-            if overrides != list(cell.overrides):
+            if sorted(overrides) != sorted(cell.overrides):
                 raise MarbleError(
                     f"{path}: {folder} was run with other settings than {study.name} now has for "
                     "it; take it out of the file, or leave the file out"
