@@ -56,7 +56,7 @@ def test_the_studies_prefer_no_reward_and_no_source(name):
 
 
 def test_a_study_reaches_from_2_to_32_rewards():
-    study = load_study(STUDIES / "odd.yaml")
+    study = load_study(STUDIES / "odd-toy.yaml")
     counts = {}
     for cell in study.cells:
         if cell.name == "uniform" and cell.setting not in counts:
@@ -65,6 +65,29 @@ def test_a_study_reaches_from_2_to_32_rewards():
             assert set(study.judge) & set(rewards.names)
     assert list(counts) == study.settings
     assert (min(counts.values()), max(counts.values())) == (2, 32)
+
+
+def test_stress_has_a_reward_and_its_opposite_and_is_judged_without_it():
+    cells = recipes("stress", "opposed")
+    assert set(cells) == {"marble", "gdpo", "uniform", "marble-paper"}
+    judged = load_study(STUDIES / "stress.yaml").judge
+    for recipe in cells.values():
+        [added] = [r for r in recipe.rewards.train if r.name not in judged]
+        assert (added.options["reward"], added.options["scale"]) == ("studio-clip", -1)
+        assert "studio-clip" in recipe.rewards.names
+
+
+def test_the_cliff_is_looked_for_with_the_trust_region_and_without():
+    shipped = load_recipe("studio")
+    without, within = recipes("cliff", "open-96"), recipes("cliff", "within-96")
+    assert list(without) == list(within)
+    assert {(r.rollout.old_decay.initial, r.rollout.old_decay.rate) for r in without.values()} == {
+        (0, 0)
+    }
+    for recipe in within.values():
+        assert recipe.rollout.old_decay == shipped.rollout.old_decay
+        assert (recipe.optim, recipe.model.lora) == (shipped.optim, shipped.model.lora)
+        assert recipe.train.steps >= 5 * shipped.train.steps
 
 
 @pytest.mark.parametrize("name", ["paper", "regime"])
