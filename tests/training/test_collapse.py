@@ -55,6 +55,23 @@ def collapsing(monkeypatch):
     monkeypatch.setattr(Trainer, "__init__", with_many_prompts)
 
 
+def broken_off(recipe, run, words, at, monkeypatch):
+    """A run that loses its power at that step and is gone on with; its outcome, all it said."""
+    original = Trainer.run_epoch
+
+    def broken(self):
+        if self.step == at:
+            raise MarbleError("the power went out")
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "run_epoch", broken)
+    error, before = run_here(recipe, run, *words)
+    assert str(error) == "the power went out"
+    monkeypatch.setattr(Trainer, "run_epoch", original)
+    outcome, after = run_here(run / "config.yaml", run, resume=True)
+    return outcome, before + after
+
+
 def run_json(run):
     return json.loads((run / "run.json").read_text())
 
@@ -111,18 +128,34 @@ def test_broken_off_around_a_rollback_it_resumes_bit_for_bit(
 ):
     words = [*PROBE, "train.on_collapse=rollback"]
     run_here(recipe, tmp_path / "whole", *words)
-    original = Trainer.run_epoch
-
-    def broken(self):
-        if self.step == at:
-            raise MarbleError("the power went out")
-        return original(self)
-
-    monkeypatch.setattr(Trainer, "run_epoch", broken)
-    error, _ = run_here(recipe, tmp_path / "cut", *words)
-    assert str(error) == "the power went out"
-    monkeypatch.setattr(Trainer, "run_epoch", original)
-    outcome, _ = run_here(tmp_path / "cut" / "config.yaml", tmp_path / "cut", resume=True)
+    outcome, _ = broken_off(recipe, tmp_path / "cut", words, at, monkeypatch)
     assert outcome.finished
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert best_of(tmp_path / "whole" / "checkpoints") == best_of(tmp_path / "cut" / "checkpoints")
+
+
+@pytest.mark.parametrize("method", ["marble", "uniform"])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_reward_that_another_cancels_is_no_collapse(
+    recipe, collapsing, tmp_path, monkeypatch, method, told
+):
+    """It falls as the other one rises. Once the two are told neither judges; a resumed run has not
+    forgotten it."""
+    steady = Trainer._probe
+
+    def probe(self, policy):
+        scores, diversity = steady(self, "base")
+        change = np.zeros(3) if policy == "base" else np.array([-0.3, 0.3, 0.3]) * self.step
+        return scores + change[:, None], diversity
+
+    monkeypatch.setattr(Trainer, "_probe", probe)
+    found = [(0, 1)] if told else []
+    monkeypatch.setattr("marble.training.opposed.opposed_pairs", lambda cos: found)
+    words = [*PROBE, f"balance.method={method}", "balance.every=1", "log.harmony_every=1"]
+    run_here(recipe, tmp_path / "whole", *words)
+    outcome, said = broken_off(recipe, tmp_path / "cut", words, 7, monkeypatch)
+    assert outcome.finished
+    assert said.count("Neither counts for checkpoints/best from here on.") == told
+    assert ("collapse:" in said) == (not told)
+    assert best_of(tmp_path / "cut" / "checkpoints")["step"] == (12 if told else 2)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")

@@ -128,3 +128,33 @@ def test_state_survives_json_exactly():
     assert other.state_dict() == watch.state_dict()
     a, b = (w.look(30, scores(-0.9, 1.5, 3), 0.2) for w in (watch, other))
     assert a.fell == b.fell is not None and a.value == b.value
+
+
+def test_rewards_that_cancel_out_judge_no_more():
+    """clip rises; what opposes it falls as fast, and had kept the base the best."""
+    watch = begun()
+    looks = [watch.look(s, scores(-0.02 * s, 0.02 * s, s), 0.2) for s in (10, 20)]
+    assert watch.best_step == 10 and looks[-1].fell and watch.peak_value == 0
+    assert watch.leave_out([0])
+    later = [watch.look(s, scores(-0.02 * s, 0.02 * s, s), 0.2) for s in (30, 40, 50)]
+    assert all(look.best for look in later) and not any(look.fell for look in later)
+    assert watch.best_step == 50 and watch.row(later[-1])["probe/worst"] == later[-1].gains_K[1]
+    assert watch.row(later[-1])["probe/ocr"] < 0  # it is still told
+    again = begun()
+    again.load_state_dict(json.loads(json.dumps(watch.state_dict())))
+    assert again.counted == [1] and again.state_dict() == watch.state_dict()
+
+
+def test_the_highest_so_far_is_that_of_the_rewards_that_are_left():
+    watch = begun()
+    watch.look(10, scores(0.2, 0.9, 1), 0.2)
+    before = watch.peak_value
+    watch.leave_out([0])
+    assert watch.peak_value > before + 0.5 and watch.peak_step == 10
+    assert not watch.look(20, scores(0.9, 0.2, 2), 0.2).best
+
+
+def test_some_reward_always_judges():
+    watch = begun()
+    assert not watch.leave_out([0, 1]) and watch.counted == [0, 1]
+    assert not begun(counted=[1]).leave_out([0])  # not trained on, as with `single`

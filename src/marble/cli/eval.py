@@ -19,7 +19,7 @@ from marble.cli.common import (
     table_console,
 )
 from marble.cli.completion import target_words
-from marble.cli.options import Device, Json, Prefer, Trust, preference
+from marble.cli.options import Device, Json, Prefer, Trust, chosen, preference, told
 
 
 def evaluate(
@@ -55,11 +55,13 @@ def evaluate(
     - `marble eval runs/mine eval.prompts=96 --out pictures`
     """
     from marble.recipe.trust import require_trust
+    from marble.sampling import slider_weights
     from marble.training.measure import measure
 
     wanted = preference(prefer)
     policy = find_policy(target, recipe, overrides or [], trust=trust)
     require_trust(policy.recipe, policy.origin, overrides or [], trust)
+    slider_weights(policy.lora, wanted)  # refused before a folder is made
     device = check_device(device)
     if _is_main():
         policy.warn()
@@ -69,12 +71,12 @@ def evaluate(
         record = measure(policy.recipe, policy.lora, out=out, device=device, prefer=wanted)
     if not _is_main():  # all processes know the result, one tells it
         return
-    record = {**policy.record(), **record}
+    record = {**policy.record(), **chosen(wanted), **record}
     if as_json:
         print_json(record)
         return
     sources = list(record["by_source"])
-    title = f"{policy.label}: held-out prompts, fixed seeds"
+    title = f"{told(policy.label, wanted)}: held-out prompts, fixed seeds"
     table = Table(title=title, box=None, padding=(0, 1))
     table.add_column("score", no_wrap=True)
     for heading in ("mean", "95 % interval", "n", *sources):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from marble.cli.common import find_policy, make_folder, print_json
-from marble.cli.options import Json, Prefer, Trust, preference
+from marble.cli.options import Json, Prefer, Trust, chosen, preference
 from marble.errors import MarbleError
 
 
@@ -38,7 +38,7 @@ def merge(
 
     - `marble merge runs/ocr runs/clip --weights 0.7,0.3 --out soup`
     """
-    from marble.models.soups import merge_files
+    from marble.models.soups import merged_files, write_merged
 
     policies = [find_policy(target, None, [], trust=trust) for target in targets]
     missing = [target for target, policy in zip(targets, policies) if policy.lora is None]
@@ -48,10 +48,13 @@ def merge(
         policy.warn()
     folders = [policy.lora for policy in policies if policy.lora is not None]
     shares = _shares(weights, len(folders))
+    wanted = preference(prefer)
+    state, config = merged_files(folders, shares, prefer=wanted)
     make_folder(out)
-    file, rank = merge_files(folders, shares, out, prefer=preference(prefer))
+    file, rank = write_merged(out, state, config), int(config["r"])
     if as_json:
-        print_json({"file": str(file), "rank": rank, "weights": shares, "of": targets})
+        record = {"file": str(file), "rank": rank, "weights": shares, "of": targets}
+        print_json(record | chosen(wanted))
     else:
         typer.echo(f"{file} (rank {rank})")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,8 +52,20 @@ def preference(text: str | None) -> dict[str, float] | None:
             raise MarbleError(
                 f"--prefer {word}: must be like ocr=1.5,aesthetic=0.5: a slider and its weight"
             )
+        if name.strip() in found:
+            raise MarbleError(f"--prefer {text}: {name.strip()} has two weights; give it one")
         found[name.strip()] = weight
     return found
+
+
+def chosen(prefer: dict[str, float] | None) -> dict[str, Any]:
+    """The preference as a part of `--json`; nothing where there is none."""
+    return {} if prefer is None else {"prefer": prefer}
+
+
+def told(label: str, prefer: dict[str, float] | None) -> str:
+    """A policy's name and the slider weights it was asked for."""
+    return ", ".join([label, *(f"{name} {weight:g}" for name, weight in (prefer or {}).items())])
 
 
 def one_recipe(words: list[str] | None) -> tuple[str | None, list[str]]:

@@ -9,7 +9,7 @@ import typer
 
 from marble.cli.common import check_device, find_policy, make_folder, print_json, stdout_kept
 from marble.cli.completion import target_words
-from marble.cli.options import Device, Json, Prefer, Trust, preference
+from marble.cli.options import Device, Json, Prefer, Trust, chosen, preference, told
 from marble.errors import MarbleError
 
 
@@ -62,7 +62,7 @@ def sample(
 
     - `marble sample runs/steered 'a red sign' --prefer ocr=1.5,aesthetic=0.5`
     """
-    from marble.sampling import draw_prompts
+    from marble.sampling import draw_prompts, slider_weights
 
     if not 0 <= seed < 2**63:
         raise MarbleError(f"--seed {seed}: must be from 0 to 2^63 - 1")
@@ -72,6 +72,7 @@ def sample(
     overrides = [] if sampler is None else [f"eval.sampler={sampler}"]
     wanted = preference(prefer)
     policy = find_policy(target, recipe, overrides, trust=trust)
+    slider_weights(policy.lora, wanted)  # refused before a folder is made
     device = check_device(device)
     policy.warn()
     make_folder(out)
@@ -88,9 +89,9 @@ def sample(
             prefer=wanted,
         )
     if as_json:
-        print_json({"files": [str(f) for f in files], **policy.record()})
+        print_json({"files": [str(f) for f in files], **policy.record(), **chosen(wanted)})
     else:
         if policy.lora is not None:
-            typer.echo(f"marble: drawn with {policy.label}", err=True)
+            typer.echo(f"marble: drawn with {told(policy.label, wanted)}", err=True)
         for file in files:
             typer.echo(file)

@@ -61,17 +61,30 @@ class Sliders:
 
     def weights(self, prefer: Mapping[str, float]) -> list[float]:
         """One weight per slider; 1 where nothing is said. The last part of a name will do."""
-        found = dict.fromkeys(self.names, 1.0)
+        found: dict[str, float] = {}
         for name, value in prefer.items():
-            meant = [n for n in self.names if n == name or n.endswith(f"-{name}")]
-            if len(meant) != 1:
-                raise MarbleError(f"there is no slider {name!r}; known: {', '.join(self.names)}")
+            meant = self._meant(name)
+            if meant in found:
+                raise MarbleError(f"slider {meant}: it has two weights; give it one")
             if not 0 <= value <= self.top:
+                wider = value > self.top and value <= len(self.names)
                 raise MarbleError(
-                    f"slider {name}: its weight is {value:g}; it was trained from 0 to {self.top:g}"
+                    f"slider {name}: its weight is {value:g}, but it was trained from 0 to "
+                    f"{self.top:g}; choose one in that range"
+                    + (f" (or train with balance.options.most={value:g})" if wider else "")
                 )
-            found[meant[0]] = float(value)
-        return list(found.values())
+            found[meant] = float(value)
+        return [found.get(name, 1.0) for name in self.names]
+
+    def _meant(self, name: str) -> str:
+        if name in self.names:
+            return name
+        meant = [n for n in self.names if n.endswith(f"-{name}")]
+        if len(meant) > 1:
+            raise MarbleError(f"slider {name!r}: say which, {' or '.join(meant)}")
+        if not meant:
+            raise MarbleError(f"there is no slider {name!r}; known: {', '.join(self.names)}")
+        return meant[0]
 
     def at(self, values: Mapping[str, Tensor], weights_K: Sequence[float]) -> lora.State:
         """The ordinary LoRA at these weights: same rank, B's columns scaled."""

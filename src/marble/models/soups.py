@@ -45,14 +45,13 @@ def merged(parts: Sequence[Part]) -> tuple[State, dict[str, Any]]:
     return merged, {**kept[0][1], "r": rank, "lora_alpha": scale * rank}
 
 
-def merge_files(
+def merged_files(
     folders: Sequence[Path],
     weights: Sequence[float],
-    out: Path,
     *,
     prefer: Mapping[str, float] | None = None,
-) -> tuple[Path, int]:
-    """Reads LoRAs and writes their sum into `out`; its file, and its rank.
+) -> tuple[State, dict[str, Any]]:
+    """The sum of the LoRAs in these folders.
 
     prefer: slider weights; for one LoRA, which has sliders.
     """
@@ -70,10 +69,14 @@ def merge_files(
             rank = next(len(v) for k, v in part.items() if ".lora_A." in k)
             alpha = config["lora_alpha"] * rank / config["r"]
             parts.append((part, {**config, "r": rank, "lora_alpha": alpha}, weight * own[name]))
-    state, config = merged(parts)
+    return merged(parts)
+
+
+def write_merged(out: Path, state: State, config: Mapping[str, Any]) -> Path:
+    """Writes a sum as an ordinary LoRA; its file."""
     file = out / WEIGHTS_FILE
     write_file(file, {k: v.contiguous() for k, v in state.items()}, config)
-    return file, int(config["r"])
+    return file
 
 
 def _scale(config: dict[str, Any]) -> float:

@@ -1,5 +1,4 @@
-"""What stands between a gradient and the weights: finiteness, clipping, spikes, loss scale, and
-rewards that cancel out."""
+"""What stands between a gradient and the weights: finiteness, clipping, spikes, loss scale."""
 
 from __future__ import annotations
 
@@ -14,9 +13,8 @@ from torch import nn
 from marble.balance import StepReport
 from marble.data import Sample
 from marble.errors import MarbleError
-from marble.harmonise import opposed_pairs
 
-MAX_IN_A_ROW, OPPOSED_IN_A_ROW = 10, 3
+MAX_IN_A_ROW = 10
 FP16_START, FP16_GROWTH_STEPS = 2.0**12, 200
 SPIKE_FACTOR, SPIKE_STEP, SPIKE_MEMORY, SPIKE_AFTER = 10.0, 3.0, 50, 10
 
@@ -38,7 +36,6 @@ class Guard:
         self.message: str | None = None
         """Why the last step was skipped, for the log; None when it was taken."""
         self._usual = {"gradient norm": Usual(), "KL": Usual()}
-        self._opposed: dict[str, int] = {}
 
     def accepts(
         self,
@@ -81,41 +78,18 @@ class Guard:
         found = (self._usual[name].look(value) for name, value in values.items())
         return [f"{name} {text}" for name, text in zip(values, found) if text]
 
-    def cancelled(self, report: StepReport, names: Sequence[str]) -> list[str]:
-        """Pairs of rewards that want opposite things in several solves in a row, told once.
-
-        In one solve of few pictures, two rewards may be opposed by chance.
-        """
-        cos = report.cos_KK
-        if cos is None:
-            return []
-        pairs = {"|".join(names[i] for i in pair): pair for pair in opposed_pairs(cos)}
-        self._opposed = {key: self._opposed.get(key, 0) + 1 for key in pairs}
-        told = []
-        for key, pair in pairs.items():
-            if self._opposed[key] != OPPOSED_IN_A_ROW:
-                continue
-            weight = report.alpha_raw_K[list(pair)].sum()
-            became = f"they have {weight:.0%} of the weight" if weight else "both are left out"
-            told.append(
-                f"{' and '.join(key.split('|'))} oppose each other (cosine of their gradients "
-                f"{cos[pair]:+.2f}): {became}. Drop one of the two, or make one score of both."
-            )
-        return told
-
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             k: getattr(self, k) for k in ("scale", "skipped", "in_a_row", "good")
         }
         usual = {name: list(u.values) for name, u in self._usual.items()}
-        return {**state, "usual": usual, "opposed": dict(self._opposed)}
+        return {**state, "usual": usual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for key in ("scale", "skipped", "in_a_row", "good"):
             setattr(self, key, state[key])
         for name, values in state["usual"].items():
             self._usual[name] = Usual(values)
-        self._opposed = dict(state.get("opposed", {}))  # older states have none
 
 
 class Usual:

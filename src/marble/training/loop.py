@@ -24,6 +24,7 @@ from marble.training.evaluate import evaluate_policy, meant_for
 from marble.training.extremes import extremes, sizes
 from marble.training.guard import Guard
 from marble.training.memory import fitted
+from marble.training.opposed import Opposed
 from marble.training.optimise import Part, Settings, split_epoch, take_step
 from marble.training.paired import base_scores, choose, own_scores
 from marble.training.preferences import with_preferences
@@ -66,6 +67,7 @@ class Trainer:
             counted=recipe.trained_rewards,
             criterion=recipe.train.best_by,
         )
+        self.opposed = Opposed(recipe.rewards.names)
         self.lr_scale = 1.0
         """Halved by each return to the best checkpoint."""
         self.step = self.epoch = 0
@@ -322,8 +324,11 @@ class Trainer:
         if self.guard.message:
             self.warnings.append(f"step {self.step} skipped: {self.guard.message}")
         self.warnings += self.guard.spikes(report)
-        if self.balancer.harmoniser.needs_gram:
-            self.warnings += self.guard.cancelled(report, self.recipe.rewards.names)
+        for pair, words in self.opposed.look(report):
+            left_out = self.watch.leave_out(pair)
+            self.warnings.append(
+                words + (" Neither counts for checkpoints/best from here on." if left_out else "")
+            )
         if self.warnings:
             row["notes"] = row.get("notes", []) + self.warnings
         here, all_here = (

@@ -44,6 +44,7 @@ def capture(trainer: Trainer) -> State:
             "balance": trainer.balancer.state_dict(),
             "guard": trainer.guard.state_dict(),
             "watch": trainer.watch.state_dict(),
+            "opposed": trainer.opposed.state_dict(),
             "lr_scale": trainer.lr_scale,
             "rewards": [rewards for _, rewards, _ in ranks],
             "decisions": [decisions for *_, decisions in ranks],
@@ -68,6 +69,7 @@ def _restore(trainer: Trainer, state: State) -> list[str]:
     restore_policy(trainer, state)
     trainer.step, trainer.epoch = meta["step"], meta["epoch"]
     trainer.watch.load_state_dict(meta["watch"])
+    trainer.opposed.load_state_dict(meta.get("opposed", {}))  # older checkpoints have none
     trainer.lr_scale = meta["lr_scale"]
     trainer.guard.load_state_dict(meta["guard"])
     saved, processes = meta["processes"], trainer.processes

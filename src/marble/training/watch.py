@@ -66,6 +66,8 @@ class Watch:
     ) -> None:
         self.names, self.criterion = list(names), criterion
         self.counted = list(range(len(names)) if counted is None else counted)
+        self.left_out: list[int] = []
+        """Of those, the ones that cannot rise together: see `leave_out`."""
         order = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
         self._cluster = np.array([order[prompt] for prompt in prompts])
         self._base: Floats | None = None
@@ -86,6 +88,18 @@ class Watch:
         """Takes the untouched model's scores on the probe: it is the first best."""
         self._base, self._base_diversity = np.array(base_Kn, dtype=np.float64), diversity
         self._peak, self.peak_value, self.peak_step = self._base, 0.0, 0
+
+    def leave_out(self, rewards: Sequence[int]) -> bool:
+        """Rewards that cancel out judge no more: the least of their gains falls as the model learns
+        either. Whether that changed anything; of all rewards left out, none would judge."""
+        rest = [k for k in self.counted if k not in rewards]
+        if not rest or len(rest) == len(self.counted):
+            return False
+        self.left_out += [k for k in self.counted if k in rewards]
+        self.counted, self.doubts = rest, 0
+        if self._peak is not None:
+            self.peak_value = self._value(self._gains(self._peak))
+        return True
 
     def look(self, step: int, scores_Kn: Floats, diversity: float) -> Look:
         """Judges the scores of a probe taken after `step`."""
@@ -136,6 +150,7 @@ class Watch:
             "best_step": self.best_step,
             "doubts": self.doubts,
             "rollbacks": self.rollbacks,
+            "left_out": self.left_out,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,6 +160,9 @@ class Watch:
         self.peak_value = float("-inf") if value is None else value
         for key in ("peak_step", "best_step", "doubts", "rollbacks"):
             setattr(self, key, state[key])
+        every = {*self.counted, *self.left_out}
+        self.left_out = list(state.get("left_out", []))  # older states have none
+        self.counted = sorted(every - set(self.left_out))
 
     # -- inside -----------------------------------------------------------------------------------
 
