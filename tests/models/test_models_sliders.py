@@ -162,8 +162,24 @@ def test_weights_by_name():
     assert SLIDERS.weights({"look": 0.5}) == [1.0, 0.5]
     with pytest.raises(MarbleError, match="no slider 'looks'; known: ocr, look"):
         SLIDERS.weights({"looks": 1.0})
-    with pytest.raises(MarbleError, match="weight is -1; it was trained from 0 to 2"):
+    with pytest.raises(
+        MarbleError, match=r"is -1, but it was trained from 0 to 2; choose .*range$"
+    ):
         SLIDERS.weights({"ocr": -1.0})
+
+
+def test_a_weight_beyond_the_range_and_names_that_are_not_clear():
+    sliders = Sliders(("ocr", "studio-look", "my-look"), shared=3, each=2, most=1.5)
+    wider = r"trained from 0 to 1.5; choose one in that range \(or train with balance\..*most=2\)"
+    with pytest.raises(MarbleError, match=wider):
+        sliders.weights({"ocr": 2.0})
+    with pytest.raises(MarbleError, match=r"range$"):  # more than there are sliders
+        sliders.weights({"ocr": 4.0})
+    with pytest.raises(MarbleError, match="'look': say which, studio-look or my-look"):
+        sliders.weights({"look": 1.0})
+    one = Sliders(("ocr", "studio-look"), shared=3, each=2, most=1.5)
+    with pytest.raises(MarbleError, match="slider studio-look: it has two weights"):
+        one.weights({"look": 1.0, "studio-look": 0.5})
 
 
 def test_a_damaged_index_is_named(tmp_path):

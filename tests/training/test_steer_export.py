@@ -92,9 +92,12 @@ def test_the_command_and_the_merged_lora_draw_it_too(toy, run, ours, tmp_path):
     draw = ["--seed", "7", "--device", "cpu", "--trust"]
     done = say.invoke(app, ["sample", str(run), *PROMPTS, *words, *draw, "-o", f"{tmp_path}/a"])
     assert done.exit_code == 0, done.output
+    assert ", red 2, dark 0.25\n" in done.output
     assert np.array_equal(pictures(tmp_path / "a"), pictures(ours / "preferred"))
     done = say.invoke(app, ["merge", str(run), *words, "--trust", "-o", f"{tmp_path}/lora"])
     assert done.exit_code == 0 and "(rank 6)" in done.output
+    again = say.invoke(app, ["merge", str(run), *words, "--trust", "--json", "-o", f"{tmp_path}/c"])
+    assert json.loads(again.output)["prefer"] == {"red": 2.0, "dark": 0.25}
     assert [p.name for p in (tmp_path / "lora").iterdir()] == ["pytorch_lora_weights.safetensors"]
     recipe = load_recipe(str(run / "config.yaml"))
     draw_prompts(recipe, tmp_path / "lora", PROMPTS, tmp_path / "b", seed=7, device="cpu")
@@ -135,7 +138,8 @@ def test_the_run_ends_with_pictures_at_every_setting(run, lora, tmp_path):
 def test_merging_a_run_with_itself_changes_nothing(run, ours, tmp_path):
     words = ["merge", str(run), str(run), "--weights", "0.3,0.7", "--json", "--trust"]
     done = CliRunner().invoke(app, [*words, "-o", f"{tmp_path}/lora"])
-    assert done.exit_code == 0 and json.loads(done.output)["rank"] == 12
+    record = json.loads(done.output)
+    assert done.exit_code == 0 and record["rank"] == 12 and "prefer" not in record
     recipe = load_recipe(str(run / "config.yaml"))
     draw_prompts(recipe, tmp_path / "lora", PROMPTS, tmp_path / "b", seed=7, device="cpu")
     assert abs(pictures(tmp_path / "b") - pictures(ours / "default")).max() <= 1
@@ -148,6 +152,9 @@ def test_merging_a_run_with_itself_changes_nothing(run, ours, tmp_path):
         (["sample", "RUN", "a cat", "--prefer", "green=2"], "there is no slider 'green'"),
         (["sample", "RUN", "a cat", "--prefer", "red=9"], "trained from 0 to 2"),
         (["sample", "RUN", "a cat", "--prefer", "red"], "must be like ocr=1.5"),
+        (["sample", "RUN", "a cat", "--prefer", "red=1,red=0"], "red has two weights"),
+        (["eval", "RUN", "--prefer", "red=9", "--out", "pictures"], "trained from 0 to 2"),
+        (["merge", "RUN", "--prefer", "red=9"], "trained from 0 to 2"),
         (["eval", "RUN", "--prefer", "green=2"], "there is no slider 'green'"),
         (["merge", "RUN", "RUN", "--prefer", "red=2"], "--prefer is for one steered run"),
         (["merge", "RUN", "--weights", "1,2"], "1,2: give one weight per LoRA"),
@@ -160,3 +167,4 @@ def test_mistakes_are_told(run, tmp_path, monkeypatch, words, said):
     asked = [str(run) if word == "RUN" else word for word in words]
     result = CliRunner().invoke(app, [*asked, "--trust"])
     assert isinstance(result.exception, MarbleError) and said in str(result.exception)
+    assert not any(tmp_path.iterdir())  # no empty folder stays
