@@ -1,6 +1,6 @@
 """A steered training's front beside its rivals', and what each slider does to its own reward.
 
-python scripts/steer_figure.py studies/results/steer-toy.json --out docs/img/steer-front.png
+python scripts/steer_figure.py studies/results/steer.json --out docs/img/steer-front.png
 """
 
 from __future__ import annotations
@@ -37,6 +37,22 @@ def _line(rows: list[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray
     return x, np.array([gains[value] for value in x]) - default
 
 
+def _bounded(axes: plt.Axes, drawn: dict[str, np.ndarray]) -> None:
+    """Limits by all fronts but the soups, of which one far below would press the others together;
+    a note says how many of them are further out."""
+    shown = np.hstack([points for cell, points in drawn.items() if cell != "soup"])
+    low, high = shown.min(axis=1), shown.max(axis=1)
+    low = np.minimum(low - 0.08 * (high - low), [low[0], 0.0])
+    high = high + 0.08 * (high - low)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+    soups = drawn.get("soup", shown[:, :0])
+    out = soups[:, (np.clip(soups.T, low, high) != soups.T).any(axis=1)]
+    if out.size:
+        x, y = out[:, np.argmin(out[1])]
+        said = f"{out.shape[1]} further out, down to ({x:.1f}, {y:.1f})".replace("-", "−")
+        axes.text(0.02, 0.02, f"soups: {said}", transform=axes.transAxes, fontsize=8)
+
+
 def draw(found: dict[str, Any]) -> plt.Figure:
     by = {
         cell: [row for row in found["fronts"] if row["cell"] == cell]
@@ -46,14 +62,15 @@ def draw(found: dict[str, Any]) -> plt.Figure:
     one = widest(by["steer"])
     k = found["rewards"].index(one)
     figure, (front, lines) = plt.subplots(1, 2, figsize=(9, 4.1), layout="constrained")
+    drawn: dict[str, np.ndarray] = {}
     for place, (cell, rows) in enumerate(by.items()):
         labels = list(rows[0]["points"])
         gains = np.mean([[row["points"][label] for label in labels] for row in rows], axis=0)
         others = np.delete(gains, k, axis=1).mean(axis=1)
         colour = COLOURS[place % len(COLOURS)]
+        drawn[cell] = np.stack([gains[:, k], others])
         front.scatter(
-            gains[:, k],
-            others,
+            *drawn[cell],
             s=18 if len(labels) > 5 else 42,
             marker=MARKS[place % len(MARKS)],
             color=colour,
@@ -64,6 +81,7 @@ def draw(found: dict[str, Any]) -> plt.Figure:
         if cell == "steer":  # the way that the slider itself takes
             way = [labels.index(f"{one} = {value:g}") for value in rows[0]["sliders"][one]["at"]]
             front.plot(gains[way, k], others[way], color=colour, linewidth=1)
+    _bounded(front, drawn)
     front.set_xlabel(f"gain of {one}, σ of the base")
     front.set_ylabel("mean gain of the other rewards, σ")
     front.set_title("The front", loc="left", fontsize=10)

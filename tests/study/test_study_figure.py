@@ -120,6 +120,11 @@ def test_the_front_has_the_slider_s_way_and_every_slider_begins_at_its_default(s
     shown = front.get_legend_handles_labels()[1]
     assert [module.SHOWN["steer"], module.SHOWN["retrained"]] == shown[:2]
     points = dict(zip(shown, front.collections))
+    assert [text.get_text() for text in front.texts] == [
+        "soups: 1 further out, down to (3.7, −2.1)"
+    ]
+    low, high = front.get_ylim()
+    assert all(low < y < high for y in points[module.SHOWN["retrained"]].get_offsets()[:, 1])
     assert len(points[module.SHOWN["retrained"]].get_offsets()) == 5
     for name, line in zip(found["rewards"], lines.lines):
         x, y = line.get_data()
