@@ -11,6 +11,13 @@ Every policy draws the same held-out prompts with the same seeds. Gains are in s
 of the base's scores. Writes front.json and front.md into the study's folder after every policy that
 is done. A second call goes on where the first one ended: students resume, and settings that were
 measured (front/*) are not repeated. --with FRONT.JSON adds the seeds that another machine measured.
+
+    python scripts/steer_front.py runs/study-steer --store studies/results/steer.json
+    python scripts/steer_front.py studies/results/steer.json --docs docs/steer.md
+
+--store keeps the numbers and, as a page beside them, all tables; --docs writes the shorter tables
+into a page. A file in place of the folder is only tabulated. Where all is measured, checkpoints are
+not needed.
 """
 
 from __future__ import annotations
@@ -19,7 +26,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -30,10 +36,8 @@ from typing import Any
 import numpy as np
 
 from steer_students import SHAPE, distil
+from steer_table import LINE, markdown, publish, store, summary
 
-BLOCK = re.compile(r"(<!-- steer front -->\n).*?(<!-- end of front -->)", re.DOTALL)
-LINE = 5
-"""Settings of a slider, evenly over its range."""
 PICTURES = 8
 """Of each prompt: with 2, noise decided the order along a slider that moves its reward by 0.1 σ."""
 
@@ -49,9 +53,11 @@ class Task:
 
 
 def tasks_of(folder: Path) -> list[Task]:
-    """One per finished steer run, reference run and seed's soup; and the base, once."""
+    """One per finished steer run, reference run and seed's soup, and the base: those that are not
+    measured yet."""
     from marble.study.runner import finished
 
+    done = measured(folder)
     found: list[Task] = []
     soups: dict[int, list[str]] = {}
     for path in sorted(folder.iterdir()):
@@ -64,9 +70,21 @@ def tasks_of(folder: Path) -> list[Task]:
         else:
             found.append(Task(path.name, cell, seed, (str(path),)))
     found += [Task(f"soup-seed{s}", "soup", s, tuple(runs)) for s, runs in soups.items()]
-    if not found:
+    if not found and len(done) < 2:
         raise SystemExit(f"{folder}: no runs with checkpoints; was the study run with --keep?")
-    return [Task("base", "base", 0, found[0].runs[:1]), *found]
+    base = [Task("base", "base", 0, one.runs[:1]) for one in found[:1]]
+    return [task for task in base + found if task.name not in done]
+
+
+def measured(folder: Path) -> set[str]:
+    """Names of the runs and soups whose pictures have been scored, and `base`."""
+    return {path.stem for path in (folder / "front").glob("*.json")}
+
+
+def left_out(folder: Path) -> list[str]:
+    """Runs of the study that the tables have nothing of: not finished, or without checkpoints."""
+    runs = {path.name for path in folder.iterdir() if path.is_dir() and SHAPE.fullmatch(path.name)}
+    return sorted(run for run in runs - measured(folder) if not run.startswith("only-"))
 
 
 # -- pictures and scores ---------------------------------------------------------------------------
@@ -178,150 +196,9 @@ def parts(recipe: Any, device: Any) -> tuple[Any, list[Any], list[Any]]:
     return adapter, list(build_rewards(recipe, device)), evaluation_samples(recipe)
 
 
-# -- the table ------------------------------------------------------------------------------------
-
-
-def gains_of(point: dict[str, Any], base: dict[str, Any], names: list[str]) -> np.ndarray:
-    from marble.evaluation import relative_gains
-
-    if not names:
-        return np.zeros(0)
-    now, then = (np.array([p["scores"][n] for n in names], dtype=float) for p in (point, base))
-    return relative_gains(now, then)
-
-
-def summary(folder: Path, others: Sequence[Path] = ()) -> dict[str, Any]:
-    """The numbers of the table, per seed and over seeds."""
-    records = {p.stem: json.loads(p.read_text()) for p in sorted((folder / "front").glob("*.json"))}
-    base = records.pop("base")["points"][0]
-    first = next(iter(records.values()))
-    names = first["names"]
-    heldout = [n for n in base["scores"] if n not in names]
-    seeds = sorted({r["seed"] for r in records.values()})
-    rows: list[dict[str, Any]] = []
-    for seed in seeds:
-        own = {r["cell"]: r for r in records.values() if r["seed"] == seed}
-        rows += [_front(cell, seed, r, base, names, heldout) for cell, r in own.items()
-                 if cell.startswith("steer") or cell in ("soup", "marble", "distil")]  # fmt: skip
-        towards = [r for cell, r in own.items() if cell.startswith("towards-")]
-        asked = {p.name for p in folder.glob(f"towards-*-seed{seed}") if p.is_dir()}
-        if towards and asked <= set(records):  # of fewer, a front would be another one
-            points = [r["points"][0] | {"label": r["cell"]} for r in towards]
-            joined = {"points": points, "range": None}
-            rows.append(_front("retrained", seed, joined, base, names, heldout))
-    found = {"rewards": names, "heldout": heldout, "pictures": len(base["scores"][names[0]])}
-    for path in others:
-        there = json.loads(path.read_text())
-        if {key: there[key] for key in found} != found:
-            raise SystemExit(f"{path}: other rewards, or other held-out pictures")
-        new = sorted(set(there["seeds"]) - set(seeds))
-        seeds += new
-        rows += [row for row in there["fronts"] if row["seed"] in new]
-    return {**found, "seeds": sorted(seeds), "fronts": rows}
-
-
-def _front(
-    cell: str,
-    seed: int,
-    record: dict[str, Any],
-    base: dict[str, Any],
-    names: list[str],
-    heldout: list[str],
-) -> dict[str, Any]:
-    from scipy.stats import spearmanr
-
-    from marble.evaluation import hypervolume
-
-    table = {p["label"]: gains_of(p, base, names) for p in record["points"]}
-    away = {p["label"]: gains_of(p, base, heldout) for p in record["points"]}
-    spread = {p["label"]: p["diversity"] / base["diversity"] for p in record["points"]}
-    points = np.array(list(table.values()))
-    few = np.array([g for label, g in table.items() if label in names] or points)
-    sliders = {}
-    if record["range"]:
-        for k, name in enumerate(names):
-            at = np.linspace(0.0, record["range"], LINE)
-            gains = [float(table[f"{name} = {value:g}"][k]) for value in at]
-            # A slider that moves nothing at all has no order: 0.
-            rho = float(spearmanr(at, gains)[0]) if np.ptp(gains) > 0 else 0.0
-            sliders[name] = {"at": at.tolist(), "gain": gains, "rho": rho}
-    zero, low = np.zeros(len(names)), -np.ones(len(names))
-    default = table.get("default")
-    return {
-        "cell": cell,
-        "seed": seed,
-        "points": {label: gains.tolist() for label, gains in table.items()},
-        "heldout": {label: gains.tolist() for label, gains in away.items()},
-        "diversity": spread,
-        "hypervolume": hypervolume(points, zero).value,
-        "hypervolume_low": hypervolume(points, low).value,
-        "hypervolume_five": hypervolume(few, zero).value,
-        "hypervolume_five_low": hypervolume(few, low).value,
-        "default": None if default is None else {"worst": default.min(), "mean": default.mean()},
-        "sliders": sliders,
-        "least_diversity": min(spread.values()),
-        "least_heldout": {
-            name: min(gains[i] for gains in away.values()) for i, name in enumerate(heldout)
-        },
-    }
-
-
-def markdown(found: dict[str, Any], *, whole: bool = True) -> str:
-    """Fronts, then what each slider does; `whole`: and all scores of every setting."""
-    cells = list(dict.fromkeys(row["cell"] for row in found["fronts"]))
-    by = {c: [r for r in found["fronts"] if r["cell"] == c] for c in cells}
-
-    def mean(values: list[float]) -> str:
-        spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-        return f"{np.mean(values):.3f}{spread}"
-
-    lines = [
-        f"Seeds {', '.join(map(str, found['seeds']))}; mean ± standard deviation over seeds. "
-        "Gains in standard deviations of the base's scores. Hypervolume: of all settings measured, "
-        "and of the five corners alone, above the base, and above 1 σ below the base.",
-        "",
-        "| front | settings | hypervolume | five corners | from −1 σ | five, from −1 σ "
-        "| worst, default | mean, default | least diversity |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for cell, rows in by.items():
-        default = [r["default"] for r in rows if r["default"]]
-        keys = ("hypervolume", "hypervolume_five", "hypervolume_low", "hypervolume_five_low")
-        shown = [mean([r[key] for r in rows]) for key in keys]
-        shown += [mean([d[k] for d in default]) if default else "–" for k in ("worst", "mean")]
-        shown.append(mean([r["least_diversity"] for r in rows]))
-        lines.append(f"| {cell} | {len(rows[0]['points'])} | " + " | ".join(shown) + " |")
-    for cell, rows in by.items():
-        if not rows[0]["sliders"]:
-            continue
-        at = rows[0]["sliders"][found["rewards"][0]]["at"]
-        lines += ["", f"`{cell}`: a reward's own gain over its slider's range, others at 1.", ""]
-        lines += ["| slider | " + " | ".join(f"{v:g}" for v in at) + " | Spearman, by seed |"]
-        lines += ["|---|" + "---|" * (len(at) + 1)]
-        for name in found["rewards"]:
-            own = [r["sliders"][name] for r in rows]
-            gains = np.mean([one["gain"] for one in own], axis=0)
-            rho = ", ".join(f"{one['rho']:.2f}" for one in own)
-            lines.append(f"| {name} | " + " | ".join(f"{g:+.2f}" for g in gains) + f" | {rho} |")
-    if not whole:
-        return "\n".join(lines) + "\n"
-    columns = [*found["rewards"], *found["heldout"], "diversity"]
-    lines += ["", "| front, setting | " + " | ".join(columns) + " |"]
-    lines += ["|---|" + "---|" * len(columns)]
-    for cell, rows in by.items():
-        for label in rows[0]["points"]:
-            if " = " in label or " + " in label:
-                continue
-            own = np.mean([r["points"][label] + r["heldout"][label] for r in rows], axis=0)
-            spread = np.mean([r["diversity"][label] for r in rows])
-            told = " | ".join(f"{g:+.2f}" for g in own)
-            lines.append(f"| {cell}, {label} | {told} | {spread:.2f} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="the study's runs, or a FRONT.JSON")
     parser.add_argument("overrides", nargs="*", help="of the recipe, e.g. eval.prompts=16")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device")
@@ -335,17 +212,35 @@ def main() -> None:
         metavar="FRONT.JSON",
         help="seeds measured elsewhere; may be repeated",
     )
+    parser.add_argument(
+        "--store", type=Path, metavar="JSON", help="write the numbers there, the tables beside them"
+    )
     parser.add_argument("--docs", type=Path, help="write the result into this page's block")
     asked = parser.parse_intermixed_args()
+    if asked.folder.is_file():
+        found, wrong = json.loads(asked.folder.read_text()), []
+    else:
+        found, wrong = measure(asked)
+    if found is not None and asked.store is not None:
+        store(found, asked.store)
+    if found is not None and asked.docs is not None:
+        publish(found, asked.docs)
+    print(markdown(found) if found else "nothing to compare yet")
+    if wrong:
+        raise SystemExit("not done:\n" + "\n".join(wrong))
+
+
+def measure(asked: argparse.Namespace) -> tuple[dict[str, Any] | None, list[str]]:
+    """What the study's folder holds once all that can be measured is; and what went wrong."""
     words = ["eval.prompts=64", f"eval.images_per_prompt={PICTURES}", *asked.overrides]
     out = asked.folder / "front"
     out.mkdir(exist_ok=True)
     wrong: list[str] = []
     if asked.distil is not None:
         wrong += distil(asked.folder, asked.distil, asked.jobs, asked.device)
-    todo = [t for t in tasks_of(asked.folder) if not (out / f"{t.name}.json").is_file()]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, mp_context=context) as pool:
+        todo = tasks_of(asked.folder)
         jobs = {pool.submit(evaluate, task, out, asked.device, words): task for task in todo}
         for job in as_completed(jobs):
             error = job.exception()
@@ -355,17 +250,15 @@ def main() -> None:
             print(f"done {jobs[job].name}", flush=True)
             tell(asked.folder, asked.others)
     found = tell(asked.folder, asked.others)
-    if asked.docs is not None and found is not None:
-        page, block = asked.docs.read_text(), markdown(found, whole=False)
-        asked.docs.write_text(BLOCK.sub(lambda m: f"{m[1]}{block}{m[2]}", page, count=1))
-    print(markdown(found) if found else "nothing to compare yet")
-    if wrong:
-        raise SystemExit("not done:\n" + "\n".join(wrong))
+    absent = left_out(asked.folder)
+    if found is not None and absent:
+        print(f"not in the tables, since not measured: {', '.join(absent)}")
+    return found, wrong
 
 
 def tell(folder: Path, others: Sequence[Path] = ()) -> dict[str, Any] | None:
     """front.json and front.md of what is done so far; None until base and a front are."""
-    done = {path.stem for path in (folder / "front").glob("*.json")}
+    done = measured(folder)
     if "base" not in done or len(done) < 2:
         return None
     found = summary(folder, others)

@@ -26,6 +26,80 @@ def test_the_study_is_one_that_loads_and_is_fair(name):
     assert len([n for n in steps if n.startswith("towards-")]) == 5
 
 
+@pytest.fixture
+def front_script(monkeypatch, capsys):
+    """Runs scripts/steer_front.py with these words; what it printed."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import steer_front
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["steer_front.py", *map(str, words)])
+        steer_front.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_page_has_what_is_stored(front_script, tmp_path):
+    """steer_front.py STORED --docs PAGE writes the block; it may not be edited alone."""
+    stored = ROOT / "studies/results/steer.json"
+    page = (ROOT / "docs/steer.md").read_text()
+    (tmp_path / "page.md").write_text(page)
+    told = front_script(stored, "--docs", tmp_path / "page.md", "--store", tmp_path / "steer.json")
+    assert (tmp_path / "page.md").read_text() == page
+    for name in ("steer.json", "steer.md"):
+        assert (tmp_path / name).read_text() == (stored.parent / name).read_text(), name
+    assert told.strip() in (tmp_path / "steer.md").read_text()
+
+
+def test_the_block_has_the_shorter_tables_and_the_rest_of_the_page_stays(front_script, tmp_path):
+    stored, page = ROOT / "studies/results/steer-toy.json", tmp_path / "page.md"
+    page.write_text("before\n<!-- steer front -->\nold\n<!-- end of front -->\nafter\n")
+    told = front_script(stored, "--docs", page)
+    text = page.read_text()
+    assert text.startswith(
+        "before\n<!-- steer front -->\nSeeds 3, 4, 5, 6, 7, each on 480 held-out"
+    )
+    assert text.endswith("\n<!-- end of front -->\nafter\n") and "old" not in text
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| steer |")]
+    assert [cell.strip() for cell in rows[0]] == [
+        "steer", "41", "9.96 ± 0.97", "140 %", "8.12 ± 0.65", "0.24 ± 0.04", "0.45 ± 0.02",
+        "0.94 ± 0.01",
+    ]  # fmt: skip
+    assert len(rows[1]) == 4 and rows[1][1].count(",") == 4  # least, by seed
+    assert "front, setting" in told and "front, setting" not in text
+    page.write_text("no block\n")
+    with pytest.raises(SystemExit, match="it has no <!-- steer front -->"):
+        front_script(stored, "--docs", page)
+    assert page.read_text() == "no block\n"
+
+
+def test_what_is_measured_needs_no_checkpoints(front_script, tmp_path):
+    """The records of a study's fronts are enough; what they lack is named."""
+
+    def record(cell, scores, top=None, labels=("default",)):
+        points = [
+            {"label": label, "weights": None, "scores": scores, "diversity": 0.5}
+            for label in labels
+        ]
+        about = {"name": cell, "cell": cell, "seed": 3, "runs": [], "names": ["a", "b"]}
+        (tmp_path / f"front/{cell}.json").write_text(
+            json.dumps({**about, "range": top, "points": points})
+        )
+
+    (tmp_path / "front").mkdir()
+    with pytest.raises(SystemExit, match="no runs with checkpoints"):
+        front_script(tmp_path)
+    record("base", {"a": [0.0, 1.0], "b": [0.0, 2.0], "apart": [1.0, 3.0]})
+    record("marble", {"a": [0.5, 1.5], "b": [0.0, 4.0], "apart": [2.0, 3.0]})
+    for name in ("steer-seed3", "only-a-seed3"):
+        (tmp_path / name).mkdir()
+    told = front_script(tmp_path)
+    assert "not in the tables, since not measured: steer-seed3\n" in told
+    assert "| marble | 1 | 4.000 |" in told  # (1 + 1)·(1 + 1), from 1 σ below the base
+    assert json.loads((tmp_path / "front.json").read_text())["pictures"] == 2
+
+
 @pytest.mark.slow
 def test_a_front_from_runs_in_the_toy_world(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
