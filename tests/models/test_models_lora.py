@@ -231,3 +231,16 @@ def test_bad_lora_files(adapter, folder, tmp_path):
         other_alpha.load_lora(tmp_path)
     with pytest.raises(MarbleError, match="not a LoRA"):
         adapter.load_lora(folder / "vae" / "diffusion_pytorch_model.safetensors")
+
+
+def test_a_lora_may_be_read_by_whoever_may_read_other_files(tmp_path):
+    from marble.models.lora import read_file, write_file
+
+    values = {"a.lora_A.weight": torch.ones(2, 3), "a.lora_B.weight": torch.ones(3, 2)}
+    (tmp_path / "other").touch()
+    file = tmp_path / "pytorch_lora_weights.safetensors"
+    write_file(file, values, {"r": 2, "lora_alpha": 4})
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
+    state, config = read_file(file)
+    assert config["lora_alpha"] == 4
+    assert all(torch.equal(state[name], value) for name, value in values.items())

@@ -186,3 +186,16 @@ def test_a_run_folder_from_before_an_option_went_still_loads():
     words = [f"balance.{key}={str(value).lower()}" for key, value in off.items()]
     old, now = load_recipe("studio", words), load_recipe("studio")
     assert old == now and not off.keys() & old.balance.model_dump().keys()
+
+
+def test_another_method_does_not_inherit_the_options_of_the_one_before(tmp_path):
+    """They are its own; what the new one is given is kept, in any order."""
+    assert load_recipe("studio-steer").balance.options
+    marble = load_recipe("studio-steer", ["balance.method=marble"])
+    assert marble.balance == load_recipe("studio").balance
+    child = write(tmp_path, "child", "extends: studio-steer\nbalance: {method: cagrad}\n")
+    assert load_recipe(child).balance.options == {}
+    for words in (["balance.options.own=0.2", "balance.method=steer"], ["balance.options.own=0.2"]):
+        assert load_recipe("studio-steer", words).balance.options["own"] == 0.2
+    words = ["balance.options.own=0.2", "balance.method=steer"]
+    assert load_recipe("studio", words).balance.options["own"] == 0.2

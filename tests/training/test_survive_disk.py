@@ -268,3 +268,9 @@ def test_two_runs_in_one_folder(recipe, tmp_path):
     assert final_state(out)[1]["step"] == 8
     error, _ = run_here(recipe, out)
     assert isinstance(error, MarbleError) and "already holds a run" in str(error)
+
+
+def test_whoever_may_read_one_file_of_a_checkpoint_may_read_all(finished):
+    newest = newest_complete(finished / "checkpoints")[0]
+    modes = {path.stat().st_mode for path in newest.rglob("*") if path.is_file()}
+    assert len(modes) == 1

@@ -51,8 +51,9 @@ def recipe_from(
 ) -> Recipe:
     """A recipe from plain data (the same structure as the YAML)."""
     merged = _layer({}, raw, where)
-    # Which objective it is comes first: its settings may stand before its name.
-    for override in sorted(overrides, key=lambda text: not text.startswith("objective.name=")):
+    # Which objective and method it is comes first: their settings may stand before the name.
+    names = ("objective.name=", "balance.method=")
+    for override in sorted(overrides, key=lambda text: not text.startswith(names)):
         merged = _override(merged, override)
     try:
         model = recipe_class(merged)
@@ -84,7 +85,7 @@ def _layer(base: dict[str, Any], top: dict[str, Any], where: str) -> dict[str, A
     changes = {}
     if isinstance(rewards, dict):
         changes = {key: rewards.pop(key) for key in ("add", "drop") if key in rewards}
-    merged = _merge(_for_objective(copy.deepcopy(base), top), top)
+    merged = _merge(_for_method(_for_objective(copy.deepcopy(base), top), top), top)
     if changes:
         train = merged["rewards"].get("train", [])
         if not isinstance(train, list):
@@ -107,6 +108,16 @@ def _for_objective(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
         one, other = (own.get(key) for own in fields)
         if one and (other is None or one.description != other.description):
             del below[key]
+    return base
+
+
+def _for_method(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`base` without its method's own options where `top` names another method."""
+    below, above = base.get("balance"), top.get("balance")
+    if isinstance(below, dict) and isinstance(above, dict):
+        new = above.get("method")
+        if new is not None and new != below.get("method"):
+            below.pop("options", None)
     return base
 
 

@@ -124,6 +124,8 @@ class CheckpointWriter:
             for group, tensors in state.tensors.items():
                 save_file(tensors, staging / "state" / f"{group}.safetensors")
             _write_json(staging / TRAINER, {"format": FORMAT, "version": __version__, **state.meta})
+            for path in (staging / "state").iterdir():  # safetensors leaves them to their owner
+                shutil.copymode(staging / TRAINER, path)
             _write_json(staging / MANIFEST, {"step": step, "files": _digests(staging)})
             for path in (*staging.rglob("*"), staging):
                 _sync(path)
