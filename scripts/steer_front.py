@@ -232,6 +232,14 @@ def main() -> None:
 
 def measure(asked: argparse.Namespace) -> tuple[dict[str, Any] | None, list[str]]:
     """What the study's folder holds once all that can be measured is; and what went wrong."""
+    from marble.study.sharing import shared_gpu
+
+    with shared_gpu(asked.jobs, asked.device, print) as places:
+        os.environ.update(places)  # of the processes that begin from here on
+        return _measure(asked)
+
+
+def _measure(asked: argparse.Namespace) -> tuple[dict[str, Any] | None, list[str]]:
     words = ["eval.prompts=64", f"eval.images_per_prompt={PICTURES}", *asked.overrides]
     out = asked.folder / "front"
     out.mkdir(exist_ok=True)
