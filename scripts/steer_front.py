@@ -217,8 +217,11 @@ def main() -> None:
     )
     parser.add_argument("--docs", type=Path, help="write the result into this page's block")
     asked = parser.parse_intermixed_args()
+    if not asked.folder.exists():
+        raise SystemExit(f"{asked.folder}: no such folder; `marble study studies/steer.yaml --keep` "
+                         "makes it")  # fmt: skip
     if asked.folder.is_file():
-        found, wrong = json.loads(asked.folder.read_text()), []
+        found, wrong = stored(asked.folder), []
     else:
         found, wrong = measure(asked)
     if found is not None and asked.store is not None:
@@ -228,6 +231,14 @@ def main() -> None:
     print(markdown(found) if found else "nothing to compare yet")
     if wrong:
         raise SystemExit("not done:\n" + "\n".join(wrong))
+
+
+def stored(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+        return {**found, "fronts": list(found["fronts"])}
+    except (ValueError, KeyError, TypeError):
+        raise SystemExit(f"{file}: not a FRONT.JSON, as --store writes it") from None
 
 
 def measure(asked: argparse.Namespace) -> tuple[dict[str, Any] | None, list[str]]:

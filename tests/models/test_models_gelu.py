@@ -62,7 +62,9 @@ def test_product_and_gelu_are_one_only_while_drawing():
     assert model[0].proj is plain and type(model[0]) is gelu.SigmoidGELU
 
 
-@pytest.mark.parametrize("why", ["another format", "no bias", "another layer"])
+@pytest.mark.parametrize(
+    "why", ["another format", "no bias", "another layer", "another kind of weight"]
+)
 def test_other_projections_stay_as_they_are(why, monkeypatch):
     monkeypatch.setattr(gelu, "linear_gelu", lambda *given: pytest.fail("they are joined"))
     model, x = layer(), torch.randn(2, 3, 8)
@@ -71,6 +73,8 @@ def test_other_projections_stay_as_they_are(why, monkeypatch):
         x = x.bfloat16()
     elif why == "no bias":
         proj.bias = None
+    elif why == "another kind of weight":
+        proj.weight.__class__ = type("Quantised", (nn.Parameter,), {})
     else:
         proj.__class__ = type("Quantised", (nn.Linear,), {})
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=why == "another format")

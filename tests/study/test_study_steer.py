@@ -74,6 +74,15 @@ def test_the_block_has_the_shorter_tables_and_the_rest_of_the_page_stays(front_s
     assert page.read_text() == "no block\n"
 
 
+@pytest.mark.parametrize("text", [None, "[]", "{", '{"fronts": 3}'])
+def test_what_is_no_front_is_one_line(front_script, tmp_path, text):
+    place = tmp_path / "front.json"
+    if text is not None:
+        place.write_text(text)
+    with pytest.raises(SystemExit, match="no such folder" if text is None else "not a FRONT.JSON"):
+        front_script(place)
+
+
 def test_what_is_measured_needs_no_checkpoints(front_script, tmp_path):
     """The records of a study's fronts are enough; what they lack is named."""
 

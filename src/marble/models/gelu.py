@@ -36,7 +36,8 @@ class JoinedGELU(SigmoidGELU):
         layer, x = self.proj, hidden_states
         low = torch.is_autocast_enabled(x.device.type)
         computes = torch.get_autocast_dtype(x.device.type) if low else x.dtype
-        if type(layer) is nn.Linear and layer.bias is not None and layer.weight.dtype == computes:
+        plain = type(layer) is nn.Linear and type(layer.weight) is nn.Parameter  # not quantised
+        if plain and layer.bias is not None and layer.weight.dtype == computes:
             return linear_gelu(x.to(computes), layer.weight, layer.bias)
         found: Tensor = super().forward(x)
         return found
