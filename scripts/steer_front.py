@@ -218,8 +218,8 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, help="write the result into this page's block")
     asked = parser.parse_intermixed_args()
     if not asked.folder.exists():
-        raise SystemExit(f"{asked.folder}: no such folder; `marble study studies/steer.yaml --keep` "
-                         "makes it")  # fmt: skip
+        how = "`marble study studies/steer.yaml --keep` makes it"
+        raise SystemExit(f"{asked.folder}: no such folder; {how}")
     if asked.folder.is_file():
         found, wrong = stored(asked.folder), []
     else:
